@@ -1,0 +1,34 @@
+# Two commands for people: `make demo`, `make test`. Both start from nothing but Python and pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/plait demo
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/source.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-output .mypy_cache .pytest_cache .ruff_cache

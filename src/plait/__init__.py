@@ -1,0 +1,38 @@
+"""plait: train one model across tasks, machines and organisations, on PyTorch.
+
+Three doors lead to one engine: `plait.efl` (tasks, stages, procedures) and `plait.train` (sessions and hooks) are open.
+"""
+
+from __future__ import annotations
+
+from plait import data, efl, errors, train
+from plait.engine import metrics
+from plait.engine.model import Model
+from plait.engine.op import Op, op, placeholder
+from plait.engine.session import Session
+from plait.engine.settings import SessionConfig
+from plait.variables.scope import GraphKeys, add_to_collection, get_collection, get_variable, layer, variable_scope
+from plait.variables.store import AUTO_REUSE
+from plait.version import __version__
+
+__all__ = [
+    "AUTO_REUSE",
+    "GraphKeys",
+    "Model",
+    "Op",
+    "Session",
+    "SessionConfig",
+    "__version__",
+    "add_to_collection",
+    "data",
+    "efl",
+    "errors",
+    "get_collection",
+    "get_variable",
+    "layer",
+    "metrics",
+    "op",
+    "placeholder",
+    "train",
+    "variable_scope",
+]

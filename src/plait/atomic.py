@@ -1,0 +1,48 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["atomic_path", "sync_file", "write_atomic"]
+
+
+def sync_file(path: Path) -> None:
+    """Ask the system to have `path` (a file or a directory) on disk before going on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # some network file systems cannot sync a directory; the files in it are synced by themselves
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary name in the same directory; rename it to `path` if the block ends well, remove it if not."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # not mkstemp: its files are for their owner alone, ours follow the umask
+    temporary = target.parent / f".{uuid.uuid4().hex}.tmp"
+    temporary.touch(exist_ok=False)
+    try:
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(target)
+        sync_file(target.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

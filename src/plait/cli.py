@@ -1,0 +1,69 @@
+"""The command `plait`."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from plait.errors import PlaitError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Where the curve and the checkpoints go.")] = Path("demo-output"),
+) -> None:
+    """Train two tasks together on handwritten digits, evaluate, and draw the curve: under a minute."""
+    from plait.demo import run  # noqa: PLC0415 - a command pays only for what it does
+
+    run(output)
+
+
+@app.command()
+def inspect(path: Annotated[Path, typer.Argument(help="A checkpoint, or a directory of checkpoints.")]) -> None:
+    """List what is inside a checkpoint: tensors by name, stages done, positions in the data."""
+    from plait.variables.inspect import describe  # noqa: PLC0415
+
+    print(describe(path))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
+    config: Annotated[Path | None, typer.Option(help="TOML or JSON for fit() and ctx.get().")] = None,
+) -> None:
+    """Run a script with a configuration file that its fit() calls read."""
+    from plait.engine.settings import CONFIG_VARIABLE, read_config  # noqa: PLC0415
+
+    if config is not None:
+        read_config(config)  # a bad one is reported now, not in the middle
+        os.environ[CONFIG_VARIABLE] = str(config)
+    sys.argv = [str(script), *context.args]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from plait.version import __version__  # noqa: PLC0415
+
+    print(__version__)
+
+
+def main() -> None:
+    """Run the command; an error of plait's own is one message, not a traceback."""
+    try:
+        app()
+    except PlaitError as error:
+        print(f"plait: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,219 @@
+"""`Sample`: the named tensors that a step sees, and what an `input_fn` returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from plait.data.sources import Source, as_source, as_tensor
+from plait.errors import DataError
+
+__all__ = ["Column", "Columns", "Sample"]
+
+Column: TypeAlias = "str | int | Callable[[dict[Any, Any]], torch.Tensor]"
+"""A field's name (its number, in tuples), or a function of the fields."""
+Columns: TypeAlias = "Mapping[str, Sequence[Column]]"
+
+_Tensor = torch.Tensor  # one lookup less at every field of every step
+
+
+class Sample:
+    """Fields by name (`sample["x"]`, `sample.x`) and by number (`sample[0]`); those made from a tuple unpack.
+
+    Args:
+        features: a dict of tensors (the same batch at every step), or what batches are read from: a source, a
+            DataLoader, a list of batches, an iterable. Then `source` reads them, and there are no fields yet.
+        columns: groups of columns, joined along dimension 1 at every step:
+            `{"wide": ["age", lambda fields: fields["a"] * fields["b"]]}`.
+
+    """
+
+    __slots__ = ("_fields", "_source", "_width", "columns", "op")
+
+    _fields: dict[Any, Any]
+    _width: int  # how many fields unpack; -1: made from a dict, so iteration gives the names
+    _source: Source | None
+    columns: Columns | None
+    op: Any
+
+    def __init__(self, features: Any, columns: Columns | None = None) -> None:
+        self._fields = {}
+        self._width = -1
+        self.columns = _checked(columns)
+        self.op = None
+        self._source = as_source(features)
+        if isinstance(features, Mapping):
+            self._fields = Sample.of(features).grouped(columns or {})._fields
+
+    @classmethod
+    def of(cls, raw: Any) -> Sample:
+        """The sample of one batch: a dict, a tuple or list, a tensor. Arrays become tensors, other values stay."""
+        kind = type(raw)
+        if kind is dict:
+            fields, width = raw, -1
+        elif kind is tuple or kind is list:
+            fields, width = dict(enumerate(raw)), len(raw)
+        elif isinstance(raw, Sample):
+            return raw
+        else:
+            fields, width = _fields_of(raw)
+        for value in fields.values():
+            if type(value) is not _Tensor:
+                fields = {name: as_tensor(value) for name, value in fields.items()}
+                break
+        # Made by hand, here: `__init__` is for people, and one call more for every step is not wanted.
+        sample = cls.__new__(cls)
+        sample._fields = fields
+        sample._width = width  # noqa: SLF001 - its own class
+        sample._source = sample.columns = sample.op = None  # noqa: SLF001 - same
+        return sample
+
+    def __getitem__(self, name: str | int) -> Any:
+        fields = self._fields
+        if name in fields:
+            return fields[name]
+        if isinstance(name, int) and -len(fields) <= name < len(fields):
+            return list(fields.values())[name]
+        raise KeyError(self._unknown(name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Sample.__slots__:  # a slot that is not set yet, while a copy is being made
+            raise AttributeError(name)
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(self._unknown(name)) from None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._width < 0:
+            return iter(self._fields)
+        return itertools.islice(self._fields.values(), self._width)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if not self._fields:
+            return f"Sample(over {type(self._source).__name__})"
+        return f"Sample({', '.join(f'{name}: {_shown(value)}' for name, value in self._fields.items())})"
+
+    def keys(self) -> KeysView[Any]:
+        return self._fields.keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self._fields.values()
+
+    def items(self) -> ItemsView[Any, Any]:
+        return self._fields.items()
+
+    @property
+    def source(self) -> Source:
+        """What the batches are read from."""
+        if self._source is None:
+            raise DataError("a step's sample is one batch and has no source; write Sample(data) to make one that has")
+        return self._source
+
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of the first tensor that has one."""
+        for value in self._fields.values():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                return int(value.shape[0])
+        return None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Sample:
+        """A sample with every tensor, nested ones too, on `device`."""
+        fields = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
+        return self._with(fields)
+
+    def grouped(self, columns: Columns) -> Sample:
+        """A sample with a field more for each group: its columns side by side."""
+        fields = dict(self._fields)
+        for group, members in columns.items():
+            if group in fields:
+                raise DataError(f"columns: {group!r} is a field already; give the group another name")
+            fields[group] = _joined(group, [self._column(group, member) for member in members])
+        return self._with(fields)
+
+    def _with(self, fields: dict[Any, Any]) -> Sample:
+        sample = Sample.of(fields)
+        sample._width = self._width  # noqa: SLF001 - its own class
+        return sample
+
+    def _column(self, group: str, column: Column) -> torch.Tensor:
+        if not callable(column) and column not in self._fields:
+            raise DataError(f"columns: group {group!r} wants {self._unknown(column)}")
+        value = as_tensor(column(self._fields) if callable(column) else self._fields[column])
+        if not isinstance(value, torch.Tensor) or value.ndim == 0:
+            raise DataError(
+                f"columns: group {group!r} got {_shown(value)} for {column!r}; it has to be a tensor with rows"
+            )
+        return value.unsqueeze(1) if value.ndim == 1 else value
+
+    def _unknown(self, name: object) -> str:
+        if self._source is not None and not self._fields:
+            return f"no field {name!r}: this sample stands for a whole input and has fields only inside a step"
+        return f"no field {name!r}; there are {', '.join(repr(key) for key in self._fields) or 'none'}"
+
+
+def _fields_of(raw: Any) -> tuple[dict[Any, Any], int]:
+    """The fields of the rarer kinds of batches, and how many of them unpack."""
+    if isinstance(raw, Mapping):
+        return dict(raw), -1
+    if isinstance(raw, tuple) and hasattr(raw, "_asdict"):
+        return raw._asdict(), len(raw)
+    if isinstance(raw, (tuple, list)):
+        return dict(enumerate(raw)), len(raw)
+    if isinstance(raw, (torch.Tensor, np.ndarray)):
+        return {0: raw}, 1
+    raise DataError(
+        f"a batch is a {type(raw).__name__}: {_shown(raw)}; it has to be a dict, a tuple or list, a tensor, or an array"
+    )
+
+
+def _checked(columns: Columns | None) -> Columns | None:
+    for group, members in (columns or {}).items():
+        listed = isinstance(members, (list, tuple)) and len(members) > 0
+        if not listed or not all(isinstance(member, (str, int)) or callable(member) for member in members):
+            raise DataError(
+                f"columns: group {group!r} is {members!r}; write a list of field names or functions, as in"
+                f" {{{group!r}: ['x', lambda fields: ...]}}"
+            )
+    return columns
+
+
+def _joined(group: str, columns: list[torch.Tensor]) -> torch.Tensor:
+    try:
+        return torch.cat(columns, dim=1)
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(column.shape)) for column in columns)
+        raise DataError(
+            f"columns: those of group {group!r} do not fit side by side; their shapes are {shapes}"
+        ) from error
+
+
+def _moved(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if isinstance(value, dict):
+        return {key: _moved(item, device, non_blocking) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(item, device, non_blocking) for item in value)
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

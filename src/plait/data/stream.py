@@ -1,0 +1,140 @@
+"""`Stream`: the engine's reader over a source, which counts the batches *consumed*."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from plait.data.sample import Columns, Sample
+from plait.data.sources import Source
+from plait.errors import DataError, OutOfRangeError
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """One place in a source: pass `epoch`, after `position` of its batches.
+
+    `read` gives the batch at this place, the same one again until `commit` moves on. So a step that failed is repeated
+    with its batch, and a look ahead moves nothing.
+    """
+
+    __slots__ = ("_columns", "_device", "_iterator", "_pending", "_plain", "epoch", "name", "position", "source")
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        name: str = "input",
+        columns: Columns | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.source = source
+        self.name = name
+        self.epoch = 0
+        self.position = 0
+        self._columns = columns or {}
+        self._device = None if device is None else torch.device(device)
+        self._plain = not columns and device is None
+        self._iterator: Iterator[Any] | None = None
+        self._pending: Sample | None = None
+
+    @property
+    def spent(self) -> bool:
+        """Whether no pass is left."""
+        return self.source.num_epochs is not None and self.epoch >= self.source.num_epochs
+
+    def read(self) -> Sample:
+        """The batch at this place. A pass that is over raises OutOfRangeError once, and the next one begins."""
+        sample = self._pending
+        if sample is not None:
+            return sample
+        iterator = self._iterator
+        if iterator is None:
+            iterator = self._open()
+        try:
+            sample = Sample.of(next(iterator))
+        except StopIteration:
+            raise self._end_pass() from None
+        except BaseException:
+            self.close()  # it is ahead of the place, or a generator that raised and would seem to be at its end
+            raise
+        if not self._plain:
+            sample = self._shaped(sample)
+        self._pending = sample
+        return sample
+
+    def commit(self) -> None:
+        """The batch was consumed: go on to the next one."""
+        assert self._pending is not None  # noqa: S101 - the engine's mistake, not the user's
+        self._pending = None
+        self.position += 1
+
+    def close(self) -> None:
+        """Drop the iterator, and the workers that it has. The place stays, and a batch that was read stays, too."""
+        iterator, self._iterator = self._iterator, None
+        if isinstance(iterator, Generator):
+            iterator.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, "fingerprint": _facts(self.source)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the place that `state` names; what has to be read again for that is read at the next `read`."""
+        facts = _facts(self.source)
+        if state["fingerprint"] != facts:
+            raise DataError(_difference(self.name, state["fingerprint"], facts))
+        if (state["epoch"], state["position"]) == (self.epoch, self.position):
+            return  # a batch that was read ahead is the right one
+        self.close()
+        self._pending = None
+        self.epoch = state["epoch"]
+        self.position = state["position"]
+
+    def _open(self) -> Iterator[Any]:
+        if self.spent:
+            raise OutOfRangeError(f"input {self.name!r}: no pass is left of {self.source.num_epochs}")
+        self._iterator = self.source.batches(self.epoch, self.position)
+        return self._iterator
+
+    def _shaped(self, sample: Sample) -> Sample:
+        try:
+            if self._device is not None:
+                # Only copies to an accelerator are ordered before what uses them.
+                sample = sample.to(self._device, non_blocking=self._device.type == "cuda")
+            return sample.grouped(self._columns)
+        except BaseException:
+            self.close()  # it is ahead of the place
+            raise
+
+    def _end_pass(self) -> Exception:
+        self.close()
+        epoch, count, kind = self.epoch, self.position, type(self.source).__name__
+        if count == 0:
+            return DataError(
+                f"input {self.name!r} has no data: pass {epoch} of {kind} gave no batch; check that it is"
+                " not empty, not smaller than a batch where remainders are dropped, and starts anew at each pass"
+            )
+        self.epoch += 1
+        self.position = 0
+        return OutOfRangeError(f"input {self.name!r}: pass {epoch} is over after {count} batches")
+
+
+def _facts(source: Source) -> dict[str, Any]:
+    """The fingerprint as it comes back from a file: lists for tuples, strings for keys."""
+    facts: dict[str, Any] = json.loads(json.dumps(source.fingerprint()))
+    return facts
+
+
+def _difference(name: str, saved: dict[str, Any], now: dict[str, Any]) -> str:
+    keys = [key for key in {**saved, **now} if saved.get(key) != now.get(key)]
+    rows = [("", "checkpoint", "now"), *((key, str(saved.get(key)), str(now.get(key))) for key in keys)]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    table = "\n".join(f"  {key:<{first}}  {was:<{second}}  {now_is}" for key, was, now_is in rows)
+    return (
+        f"input {name!r} is not the one that the checkpoint was made with:\n{table}\n"
+        "give the same data and settings, or start without the checkpoint"
+    )

@@ -1,0 +1,279 @@
+"""The build: every user function runs once on the first batch, and the model learns what it is made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from plait.data import Sample, Stream
+from plait.engine.calls import UserCall
+from plait.engine.metrics import latest
+from plait.engine.op import Op
+from plait.engine.task import MODE, TaskScope, task_scope
+from plait.errors import DataError, FunctionError, TaskError, VariableError
+from plait.optim.assign import make_optimizer
+from plait.rng import rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from plait.engine.model import Model
+
+__all__ = ["build", "current_model"]
+
+_compiled: list[Model] = []
+
+
+def current_model() -> Model | None:
+    """The model that was compiled last."""
+    return _compiled[-1] if _compiled else None
+
+
+def build(model: Model) -> None:
+    """Make the Ops of every task. Random state, buffers and the inputs' positions are left as they were."""
+    if not model.tasks():
+        raise TaskError("the model has no task: give it an input_fn and a loss_fn before compile()")
+    model.config.apply()
+    device = model.config.resolved_device()
+    model.to(device)
+    model._store.device = device  # noqa: SLF001 - the build is the model's own
+    with _untouched(model):
+        reached = {task: _build_task(model, task) for task in model.tasks()}
+        model.reset_metrics()
+    model._store.frozen = True  # noqa: SLF001
+    for task in model.loss_fns:
+        _assign_optimizers(model, task, reached[task])
+    model.compiled = True
+    _check_scopes(model)
+    model.strategy.broadcast(list(model.variables().values()))
+    _compiled[:] = [model]
+
+
+@contextmanager
+def _untouched(model: Model) -> Iterator[None]:
+    state = rng_state()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    now = model._now  # noqa: SLF001
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in [*buffers, *model._store.fresh_buffers]:  # noqa: SLF001
+                buffer.copy_(before)
+        for module, training in modes:
+            module.training = training
+        now.training, now.sample, now.modes = None, None, []
+        set_rng_state(state)
+
+
+def _build_task(model: Model, task: str | None) -> set[torch.Tensor]:
+    reached: set[torch.Tensor] = set()
+    if task in model.loss_fns:
+        reached = _build_loss(model, task)
+    elif task in model.train_ops:
+        _open_input(model, TaskScope(MODE.TRAIN, task), needed=False)
+        count = Op(model.global_step.increment, name=f"step of {task!r}", owner=model, trains=True)
+        model.train_ops[task].append(count)
+    if task in model.eval_fns:
+        _build_eval(model, task)
+    elif task in model.eval_ops:
+        _open_input(model, TaskScope(MODE.EVAL, task), needed=False)
+    return reached
+
+
+def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
+    """Ask the input_fn for this mode's data and make the Op that reads it."""
+    input_fn = model.input_fns.get(scope.task)
+    if input_fn is None:
+        if needed:
+            raise TaskError(f"task {scope.task!r} has no input_fn: write model.input_fn(fn, task={scope.task!r})")
+        return None
+    assert scope.mode is not None  # noqa: S101 - scopes of the engine always have one
+    with task_scope(scope.mode, scope.task):
+        data = input_fn(model, scope.mode)
+    if data is None:
+        if needed:
+            raise DataError(f"the input_fn for {scope} returned None: return a Sample, a DataLoader or an iterable")
+        return None
+    sample = data if isinstance(data, Sample) else Sample(data)
+    device = model.config.resolved_device()
+    stream = Stream(
+        sample.source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device
+    )
+    op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, owner=model)
+    sample.op = op
+    model.inputs[scope] = sample
+    model.streams[scope] = stream
+    return op
+
+
+def _user_call(model: Model, scope: TaskScope, function: Callable[..., Any]) -> UserCall:
+    bound: Callable[..., Any] = functools.partial(function, model)
+    if model.config.precision == "bf16":
+        bound = _autocast(bound, model.config.resolved_device().type)
+    call = model.calls[scope] = UserCall(bound, scope, model._store)  # noqa: SLF001
+    return call
+
+
+def _autocast(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    def in_bfloat16(*args: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return function(*args)
+
+    return in_bfloat16
+
+
+def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
+    scope = TaskScope(MODE.TRAIN, task)
+    read = _open_input(model, scope, needed=True)
+    assert read is not None  # noqa: S101 - it was needed
+    call = _user_call(model, scope, model.loss_fns[task])
+    shown = latest(torch.nan).create()
+    loss_op = Op(_loss_step(model, call, shown.update), [read], name=f"loss of {scope}", scope=scope, owner=model)
+    model.enter_mode(True)
+    call.building = True
+    with torch.enable_grad():
+        loss = loss_op.fn(read.fn())
+    call.building = False
+    _check_loss(loss, scope)
+    model.metric_states.setdefault(scope, {}).setdefault("loss", shown)
+    model.losses[task] = loss_op
+    return _reached(loss)
+
+
+def _loss_step(model: Model, call: UserCall, show: Callable[[Any], None]) -> Callable[[Sample], Any]:
+    now = model._now  # noqa: SLF001
+
+    def loss_step(sample: Sample) -> Any:
+        now.sample = sample
+        loss = call(sample)
+        if loss is not None:
+            show(loss.detach())
+        return loss
+
+    return loss_step
+
+
+def _check_loss(loss: Any, scope: TaskScope) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise FunctionError(f"the loss_fn for {scope} returned {type(loss).__name__}: return the loss, a tensor")
+    if loss.dim() != 0:
+        raise FunctionError(
+            f"the loss_fn for {scope} returned a tensor of shape {list(loss.shape)}: return one number, such as "
+            "loss.mean()"
+        )
+    if not loss.requires_grad:
+        raise FunctionError(
+            f"the loss that the loss_fn for {scope} returned depends on no trainable variable: compute it from the "
+            "model's modules or from plait.layer, without detach()"
+        )
+
+
+def _reached(loss: torch.Tensor) -> set[torch.Tensor]:
+    """The leaves that a backward pass from `loss` would give a gradient."""
+    found: set[torch.Tensor] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
+    if loss.grad_fn is None:
+        found.add(loss)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        todo.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor]) -> None:
+    if task not in model.opt_fns:
+        raise TaskError(
+            f"task {task!r} has a loss_fn but no optimizer_fn: write "
+            f"model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt), task={task!r})"
+        )
+    given = model.opt_fns[task](model, task)
+    if not isinstance(given, dict) or not given:
+        raise FunctionError(
+            f"the optimizer_fn of task {task!r} returned {type(given).__name__}: return {{optimizer: (vars, scope)}}"
+        )
+    assignment = {make_optimizer(opt, pair[0]): (list(pair[0]), pair[1]) for opt, pair in given.items()}
+    moved = {variable for variables, _ in assignment.values() for variable in variables}
+    named = model.trainable_variables()
+    left = [name for name, variable in named.items() if variable in reached and variable not in moved]
+    if left:
+        raise VariableError(
+            f"variable {left[0]!r}{f' (and {len(left) - 1} more)' if left[1:] else ''} is moved by the loss of task "
+            f"{task!r}, but no optimizer has it: add its scope, or freeze it with requires_grad_(False)"
+        )
+    model.assignments[task] = assignment
+    update = Op(
+        _update_step(model, list(assignment), list(moved)),
+        [model.losses[task]],
+        name=f"training of task {task!r}" if task is not None else "training",
+        scope=TaskScope(MODE.TRAIN, task),
+        owner=model,
+        trains=True,
+    )
+    model.train_ops.setdefault(task, []).insert(0, update)
+
+
+def _update_step(
+    model: Model, optimizers: list[torch.optim.Optimizer], variables: list[torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """All gradients first, then all steps."""
+    step, strategy = model.global_step, model.strategy
+    alone = strategy.worker_num == 1
+
+    def update(loss: torch.Tensor) -> torch.Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+        if not alone:
+            strategy.reduce_gradients(variables)
+        for optimizer in optimizers:
+            optimizer.step()
+        step.value += 1
+        return loss
+
+    return update
+
+
+def _build_eval(model: Model, task: str | None) -> None:
+    scope = TaskScope(MODE.EVAL, task)
+    read = _open_input(model, scope, needed=False)
+    if read is None:
+        return
+    call = _user_call(model, scope, model.eval_fns[task])
+    now = model._now  # noqa: SLF001
+
+    def evaluate(sample: Sample) -> Any:
+        now.sample = sample
+        return call(sample)
+
+    model.enter_mode(False)
+    call.building = True
+    with torch.no_grad():
+        evaluate(read.fn())
+    call.building = False
+    op = Op(evaluate, [read], name=f"evaluation of {scope}", scope=scope, owner=model)
+    model.eval_ops.setdefault(task, []).insert(0, op)
+
+
+def _check_scopes(model: Model) -> None:
+    """Hooks, metrics and Ops that were given before compile() must belong to tasks that exist."""
+    known = model.tasks()
+    used = {scope.task for scope in [*model.hooks, *model.metric_states]} | {*model.train_ops, *model.eval_ops}
+    for task in used:
+        if task not in known:
+            raise TaskError(f"there is no task {task!r}: the model has {', '.join(repr(name) for name in known)}")
+    for scope, call in model.calls.items():
+        if call.placeholders and not model.hooks.get(scope):
+            raise TaskError(
+                f"the function for {scope} makes {len(call.placeholders)} placeholder(s) that nothing feeds: "
+                "add a hook whose before_run returns SessionRunArgs(feed_dict={placeholder: value})"
+            )

@@ -1,0 +1,188 @@
+"""`Model.fit`: open a session, restore what was saved, run the procedure, keep checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from plait.engine.checkpoints import Checkpoints, ModelState
+from plait.engine.functions import ProcedureFn
+from plait.engine.hooks import SessionRunHook
+from plait.engine.manager import StageManager
+from plait.engine.monitored import MonitoredSession
+from plait.engine.report import LoggerHook, ProgressHook, check_finite, final_table, in_terminal, log, show_log
+from plait.engine.session import Session
+from plait.engine.settings import RunConfig, read_config
+from plait.engine.task import TaskScope
+from plait.errors import ConfigError, RecoverableError, TaskError
+from plait.variables.checkpoint import CheckpointDir
+
+if TYPE_CHECKING:
+    from plait.engine.model import Model
+
+__all__ = ["FitSettings", "fit"]
+
+MAX_RECOVERIES = 10
+"""How often a run is taken up again without having come a step further."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """The arguments of `fit`; a configuration file overrides those that it names."""
+
+    log_step: int = 100
+    project_name: str = "default_prj"
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    save_steps: int | None = None
+    save_secs: float | None = 600
+    keep: int | None = 5
+    summary_dir: str | os.PathLike[str] | None = None
+    hooks: Sequence[SessionRunHook] = ()
+
+    def __post_init__(self) -> None:
+        if self.log_step < 1:
+            raise ConfigError(f"log_step={self.log_step}: write a number of steps from 1 on")
+        for name in ("save_steps", "save_secs", "keep"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value}: write a number above 0, or None")
+
+    def with_config(self, config: RunConfig) -> FitSettings:
+        if config.worker_num > 1:
+            raise ConfigError(f"worker_num={config.worker_num}: this version trains in one process; write 1")
+        named = config.values.get("checkpoint", {})
+        changes = {
+            "checkpoint_dir" if key == "dir" else key: getattr(config, "checkpoint_dir" if key == "dir" else key)
+            for key in named
+        }
+        if config.log_step is not None:
+            changes["log_step"] = config.log_step
+        return dataclasses.replace(self, **changes)
+
+
+def fit(
+    model: Model, procedure_fn: ProcedureFn, settings: FitSettings, config: str | os.PathLike[str] | None = None
+) -> None:
+    run_config = read_config(config)
+    settings = settings.with_config(run_config)
+    if not callable(procedure_fn):
+        raise TaskError(f"fit() got a {type(procedure_fn).__name__}: give a procedure, such as procedure_fn.train()")
+    if not model.compiled:
+        model.compile()
+    show_log()
+    manager = model.stage_mgr = StageManager(
+        worker_id=model.strategy.worker_id,
+        worker_num=model.strategy.worker_num,
+        project_name=settings.project_name,
+        model=model,
+        strategy=model.strategy,
+        config=run_config,
+    )
+    begun = time.monotonic()
+    hooks_before = {scope: list(hooks) for scope, hooks in model.hooks.items()}
+    with ExitStack() as stack:
+        loggers = _add_loggers(model, settings.log_step)
+        stack.callback(_put_back_hooks, model, hooks_before)
+        manager.before_stage = functools.partial(_restart_clocks, loggers)
+        checkpoints = _open_checkpoints(model, settings)
+        if checkpoints is not None:
+            stack.callback(checkpoints.close)
+            manager.boundary, manager.after_stage = checkpoints.boundary, checkpoints.after_stage
+        _run(model, manager, procedure_fn, checkpoints, _hooks_of(model, settings))
+    check_finite(model)
+    if manager.resumed and manager.resumed == len(manager.done):
+        log.info(
+            "every stage of project %r was already done in %s: nothing was trained. Use another project_name to "
+            "train on from these weights",
+            settings.project_name,
+            settings.checkpoint_dir,
+        )
+    log.info("%s", final_table(model, time.monotonic() - begun))
+
+
+def _run(
+    model: Model,
+    manager: StageManager,
+    procedure_fn: ProcedureFn,
+    checkpoints: Checkpoints | None,
+    hooks: Sequence[SessionRunHook],
+) -> None:
+    """The procedure inside a session; a recoverable error takes up the last checkpoint and goes on from there."""
+
+    def create() -> Session:
+        if checkpoints is not None:
+            checkpoints.restore(manager.project_name)
+        return Session(model, model.global_step, ModelState(model))
+
+    recover_in_place = checkpoints is None
+    progress = [hook for hook in hooks if isinstance(hook, ProgressHook)]
+    try:
+        with MonitoredSession(create, hooks, scoped_hooks=model.hooks, recover=recover_in_place) as session:
+            manager.set_monitored_sess(session)
+            if checkpoints is not None:
+                checkpoints.save_first()
+            _keep_running(model, manager, procedure_fn, session)
+            if checkpoints is not None:
+                checkpoints.save_last()
+    finally:
+        for hook in progress:
+            hook.stop()
+        for stream in model.streams.values():
+            stream.close()
+
+
+def _open_checkpoints(model: Model, settings: FitSettings) -> Checkpoints | None:
+    if settings.checkpoint_dir is None:
+        return None
+    directory = CheckpointDir(settings.checkpoint_dir, keep=settings.keep)
+    return Checkpoints(ModelState(model), directory, save_steps=settings.save_steps, save_secs=settings.save_secs)
+
+
+def _keep_running(model: Model, manager: StageManager, procedure_fn: ProcedureFn, session: MonitoredSession) -> None:
+    reached, tries = -1, 0
+    while True:
+        manager.init_arg(session)
+        try:
+            procedure_fn(model)
+        except RecoverableError as error:
+            tries = 1 if model.global_step.value > reached else tries + 1
+            reached = max(reached, model.global_step.value)
+            if tries > MAX_RECOVERIES:
+                raise
+            log.warning("%s: %s; going on from the last checkpoint", type(error).__name__, error)
+            session.recreate()
+        else:
+            return
+
+
+def _add_loggers(model: Model, log_step: int) -> list[LoggerHook]:
+    loggers = [LoggerHook(model, scope, log_step) for scope in model.streams]
+    for scope, logger in zip(model.streams, loggers, strict=True):
+        model.hooks.setdefault(scope, []).append(logger)
+    return loggers
+
+
+def _restart_clocks(loggers: Sequence[LoggerHook]) -> None:
+    for logger in loggers:
+        logger.restart_clock()
+
+
+def _put_back_hooks(model: Model, before: dict[TaskScope, list[SessionRunHook]]) -> None:
+    model.hooks.clear()
+    model.hooks.update(before)
+
+
+def _hooks_of(model: Model, settings: FitSettings) -> list[SessionRunHook]:
+    hooks = list(settings.hooks)
+    if settings.summary_dir is not None:
+        from plait.engine.ready_hooks import SummarySaverHook  # noqa: PLC0415 - brings TensorBoard's writer
+
+        hooks.append(SummarySaverHook(save_steps=settings.log_step, output_dir=settings.summary_dir))
+    if in_terminal():
+        hooks.append(ProgressHook(model))
+    return hooks

@@ -1,0 +1,142 @@
+"""The ready procedures: plain functions over `model.run_stage`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plait.engine.functions import ProcedureFn
+from plait.engine.stage import CotrainStage, LoopStage, train_loop
+from plait.engine.task import MODE, TaskScope
+from plait.errors import ConfigError, TaskError
+
+if TYPE_CHECKING:
+    from plait.engine.model import Model
+
+__all__ = ["cotrain", "eval", "train", "train_and_eval", "train_and_evaluate"]
+
+
+def train(max_step: int | None = None, *, task: str | None = None) -> ProcedureFn:
+    """Train for `max_step` steps, or until the data ends: after one pass, or the `num_epochs` that its source has."""
+
+    def procedure(model: Model) -> None:
+        model.run_stage("train", train_loop(model, MODE.TRAIN, task, step=max_step, **_passes(model, MODE.TRAIN, task)))
+
+    return procedure
+
+
+def eval(max_step: int | None = None, *, task: str | None = None) -> ProcedureFn:  # noqa: A001 - the document's name
+    """Evaluate for `max_step` steps, or until the data ends."""
+
+    def procedure(model: Model) -> None:
+        loop = train_loop(model, MODE.EVAL, task, step=max_step, **_passes(model, MODE.EVAL, task))
+        _evaluate(model, loop)
+
+    return procedure
+
+
+def _passes(model: Model, mode: MODE, task: str | None) -> dict[str, Any]:
+    """A source that says how many passes it has is read to its end; one that does not, once."""
+    stream = model.streams.get(model._scope(mode, task))  # noqa: SLF001 - a friend
+    return {"across_passes": stream is not None and stream.source.num_epochs is not None}
+
+
+def train_and_eval(
+    train_step: int | None = None,
+    eval_step: int | None = None,
+    train_interval: float | None = None,
+    eval_interval: float | None = None,
+    max_iter: int | None = None,
+    *,
+    task: str | None = None,
+) -> ProcedureFn:
+    """Iterate: train for `train_step` steps or `train_interval` seconds, then evaluate likewise; `max_iter` times.
+
+    Without limits, an iteration trains for one pass over the data and evaluates for one. A source's `num_epochs`
+    bounds its passes; when they are spent, the iteration in which that happens is the last.
+    """
+
+    def procedure(model: Model) -> None:
+        learn = train_loop(model, MODE.TRAIN, task, step=train_step, seconds=train_interval)
+        test = train_loop(model, MODE.EVAL, task, step=eval_step, seconds=eval_interval)
+        _check_bounded("train_and_eval", max_iter, [learn])
+        iteration = 0
+        while max_iter is None or iteration < max_iter:
+            model.run_stage("train", learn)
+            _evaluate(model, test)
+            iteration += 1
+            if learn.spent or learn.stopped or test.stopped:
+                break
+
+    return procedure
+
+
+train_and_evaluate = train_and_eval
+
+
+def cotrain(
+    train_step: int | None = None,
+    eval_step: int | None = None,
+    max_iter: int | None = None,
+    task_select_ratio: Mapping[str, float] | None = None,
+    *,
+    seed: int = 0,
+) -> ProcedureFn:
+    """Train several tasks together: each step's task is drawn by `task_select_ratio`; then evaluate each.
+
+    An iteration trains for `train_step` steps, or until every task's pass over its data has ended.
+    """
+
+    def procedure(model: Model) -> None:
+        ratio = _checked_ratio(model, task_select_ratio)
+        learn = CotrainStage(model, ratio, train_step, seed)
+        tests = [train_loop(model, MODE.EVAL, task, step=eval_step) for task in ratio if task in model.eval_ops]
+        streams = [model.streams[TaskScope(MODE.TRAIN, task)] for task in ratio]
+        if max_iter is None and any(stream.source.num_epochs is None for stream in streams):
+            raise ConfigError(f"cotrain() would never end: {_UNBOUNDED}")
+        iteration = 0
+        while max_iter is None or iteration < max_iter:
+            model.run_stage("train", learn)
+            for test in tests:
+                _evaluate(model, test)
+            iteration += 1
+            if learn.spent or learn.stopped or any(test.stopped for test in tests):
+                break
+
+    return procedure
+
+
+_UNBOUNDED = "its input starts a new pass at each iteration. Pass max_iter=, or give the source num_epochs="
+
+
+def _check_bounded(what: str, max_iter: int | None, loops: list[LoopStage]) -> None:
+    if max_iter is None and any(loop.stream is None or loop.stream.source.num_epochs is None for loop in loops):
+        raise ConfigError(f"{what}() would never end: {_UNBOUNDED}")
+
+
+def _checked_ratio(model: Model, given: Mapping[str, float] | None) -> dict[str | None, float]:
+    known = [task for task in model.tasks() if task in model.loss_fns]
+    ratio: dict[str | None, float] = dict.fromkeys(known, 1.0) if given is None else dict(given.items())
+    for task, share in ratio.items():
+        if task not in known:
+            raise TaskError(f"task_select_ratio names {task!r}: the tasks that train are {known}")
+        if not isinstance(share, (int, float)) or not share > 0:
+            raise ConfigError(
+                f"task_select_ratio[{task!r}] is {share!r}: write a number above 0; leave a task out for 0"
+            )
+    if not ratio:
+        raise ConfigError("task_select_ratio is empty: name at least one task")
+    return ratio
+
+
+def _evaluate(model: Model, loop: LoopStage) -> None:
+    """Evaluate from fresh metrics, and write down what was found."""
+    task = loop.scope.task
+    suffix = f" {task}" if task is not None else ""
+    model.run_stage(f"reset_metrics{suffix}", lambda sess: model.reset_metrics(MODE.EVAL))  # noqa: ARG005
+    found = model.run_stage(f"eval{suffix}", loop)
+
+    def note(sess: Any) -> None:  # noqa: ARG001 - a stage takes the session
+        model.history.append({"task": task, "global_step": model.global_step.value, "metrics": found})
+
+    model.run_stage(f"history{suffix}", note)

@@ -1,0 +1,178 @@
+"""Settings: how a session computes, and what a configuration file may say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.errors import ConfigError
+
+__all__ = ["RunConfig", "SessionConfig", "check_opt_config", "check_sync_optimizer_config", "read_config"]
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+CONFIG_VARIABLE = "PLAIT_CONFIG"
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SessionConfig:
+    """How steps are computed; `compile(session_config=...)` takes one, or a dict of its fields."""
+
+    device: str = "auto"
+    """Where: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ..."""
+    threads: int | None = None
+    """CPU threads inside one operation; None leaves PyTorch's own choice."""
+    precision: str = "fp32"
+    """"fp32", "tf32" (matrix products on GPUs), or "bf16" (autocast)."""
+    deterministic: bool = False
+    """Refuse operations that may give other bits in another run."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision={self.precision!r} is not known: write one of {', '.join(PRECISIONS)}")
+        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
+            raise ConfigError(f"threads={self.threads!r}: write a whole number from 1 on, or leave it out")
+        if self.device != "auto":
+            try:
+                torch.device(self.device)
+            except RuntimeError as error:
+                raise ConfigError(f"device={self.device!r} is not a device: write 'cpu' or 'cuda:0'") from error
+
+    @classmethod
+    def of(cls, given: SessionConfig | Mapping[str, Any] | None) -> SessionConfig:
+        if given is None or isinstance(given, cls):
+            return given or cls()
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"session_config is a {type(given).__name__}: write plait.SessionConfig(...) or a dict")
+        known = [field.name for field in dataclasses.fields(cls)]
+        _check_keys("session_config", given, known)
+        return cls(**given)
+
+    def resolved_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def apply(self) -> None:
+        """Make the process-wide settings that were asked for."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True)
+
+
+def _check_keys(what: str, given: Mapping[str, Any], known: list[str]) -> None:
+    unknown = [str(key) for key in given if key not in known]
+    if unknown:
+        raise ConfigError(f"{what} has unknown keys {', '.join(unknown)}: it takes {', '.join(known)}")
+
+
+Reduce = str | Callable[[torch.Tensor], torch.Tensor]
+
+
+def check_opt_config(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of differentially private optimizers, with the documented defaults; a copy, never shared."""
+    config: dict[str, Any] = {"REDUCE": "mean", "BACKEND_MODE": "noise"} | dict(given or {})
+    _check_keys("opt_config", config, ["REDUCE", "BACKEND_MODE"])
+    if config["REDUCE"] not in ("mean", "sum") and not callable(config["REDUCE"]):
+        raise ConfigError(f"opt_config REDUCE={config['REDUCE']!r}: write 'mean', 'sum', or a function of the losses")
+    if config["BACKEND_MODE"] not in ("noise", "unnoise"):
+        raise ConfigError(f"opt_config BACKEND_MODE={config['BACKEND_MODE']!r}: write 'noise' or 'unnoise'")
+    return config
+
+
+def check_sync_optimizer_config(given: Mapping[str, Any] | None, worker_num: int) -> dict[str, Any]:
+    """The options of synchronous training on several workers."""
+    config = dict(given or {})
+    _check_keys("sync_optimizer_config", config, ["replicas_to_aggregate", "total_num_replicas"])
+    for key, value in config.items():
+        if not isinstance(value, int) or not 1 <= value <= worker_num:
+            raise ConfigError(f"sync_optimizer_config {key}={value!r}: write 1 to {worker_num}, the number of workers")
+    return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a configuration file says; anything else in it is for `ctx.get(...)`."""
+
+    worker_num: int = 1
+    worker_id: int = 0
+    role: str = "worker"
+    checkpoint_dir: str | None = None
+    save_steps: int | None = None
+    save_secs: float | None = 600
+    keep: int | None = 5
+    log_step: int | None = None
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The whole file."""
+
+    def __post_init__(self) -> None:
+        if self.role not in ("worker", "ps", "leader", "follower"):
+            raise ConfigError(f"role={self.role!r}: write 'worker', 'ps', 'leader' or 'follower'")
+        if not 0 <= self.worker_id < self.worker_num:
+            raise ConfigError(f"worker_id={self.worker_id} is not below worker_num={self.worker_num}")
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """A value of the file by its path: `get("model", "width")` or `get("model.width")`."""
+        value: Any = self.values
+        for part in ".".join(keys).split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+
+def read_config(path: str | os.PathLike[str] | None = None) -> RunConfig:
+    """Read a TOML or JSON file: the one given, or the one that `PLAIT_CONFIG` names, or none.
+
+    Its tables `[cluster]`, `[checkpoint]` and `[fit]` hold the fields of RunConfig; other tables are the user's own.
+    """
+    name = os.fspath(path) if path is not None else os.environ.get(CONFIG_VARIABLE)
+    if not name:
+        return RunConfig()
+    values = _parse(Path(name))
+    fields: dict[str, Any] = {}
+    for table, known in (
+        ("cluster", ["worker_num", "worker_id", "role"]),
+        ("checkpoint", ["dir", "save_steps", "save_secs", "keep"]),
+        ("fit", ["log_step"]),
+    ):
+        given = values.get(table, {})
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{name}: {table!r} must be a table, not {type(given).__name__}")
+        _check_keys(f"{name}: [{table}]", given, known)
+        fields |= {"checkpoint_dir" if key == "dir" else key: value for key, value in given.items()}
+    return RunConfig(**fields, values=values)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: that is no configuration file")
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else _toml(text)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot read the configuration {path}: {error}. Write TOML, or JSON as *.json") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}: write tables, such as [checkpoint]")
+    return values
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - only where a file is read
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - the same, before Python 3.11
+    values: dict[str, Any] = tomllib.loads(text)
+    return values

@@ -1,0 +1,245 @@
+"""Stages: the parts of a procedure that are done once, and survive a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from plait.engine.op import Op
+from plait.engine.task import MODE, TaskScope, task_scope
+from plait.errors import OutOfRangeError, StageError
+from plait.rng import derive_seed
+from plait.variables import bank
+
+if TYPE_CHECKING:
+    from plait.data import Stream
+    from plait.engine.model import Model
+
+__all__ = ["CotrainStage", "LoopStage", "ModelBank", "Stage", "train_loop"]
+
+
+def _nothing() -> None:
+    pass
+
+
+class Stage:
+    """A part of a procedure. Derive from it and write `run`; calling a stage runs it."""
+
+    sess: Any = None
+    """The session that runs this stage."""
+    boundary: Callable[[], None] = staticmethod(_nothing)
+    """To be called between steps, when all state is whole: checkpoints are made here."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no run(): write one, `def run(self, ...)`")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def start(self) -> None:
+        """Called before a run that is not the continuation of an interrupted one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stage is: JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go there."""
+
+
+class LoopStage(Stage):
+    """Runs Ops until the data ends, or for `step` steps, or `seconds` seconds; then it suspends, and may run again.
+
+    `finish` becomes True when the data ended or the session was told to stop. With `across_passes`, the end of a pass
+    over the data is no end as long as the input has passes left.
+    """
+
+    def __init__(
+        self,
+        run_ops: Any = None,
+        *,
+        step: int | None = None,
+        seconds: float | None = None,
+        across_passes: bool = False,
+        scope: TaskScope | None = None,
+        model: Model | None = None,
+    ) -> None:
+        for what, value in (("step", step), ("seconds", seconds)):
+            if value is not None and value <= 0:
+                raise StageError(f"LoopStage({what}={value}): write a number above 0, or None for no limit")
+        self.run_ops = run_ops
+        self.step = step
+        self.seconds = seconds
+        self.across_passes = across_passes
+        self.scope = scope or TaskScope(MODE.TRAIN)
+        self.model = model
+        self.finish = False
+        self.spent = False
+        """No pass over the data was left at the end of the last run."""
+        self.stopped = False
+        """The session had been told to stop at the end of the last run."""
+        self.lstep = 0
+        """Steps in all runs together."""
+        self._run_step = 0
+        self._elapsed = 0.0
+
+    @property
+    def stream(self) -> Stream | None:
+        return self.model.streams.get(self.scope) if self.model is not None else None
+
+    def start(self) -> None:
+        self._run_step = 0
+        self._elapsed = 0.0
+        self.finish = False
+
+    def run(self, feed_dict: Mapping[Any, Any] | None = None) -> dict[str, float] | None:
+        """Consume data. An evaluation returns its metrics."""
+        with task_scope(self.scope.mode, self.scope.task):
+            self._loop(feed_dict or {})
+        self.spent = self.stream is not None and self.stream.spent
+        self.stopped = self.sess.should_stop()
+        if self.model is None or self.scope.mode is not MODE.EVAL:
+            return None
+        return self.model.metric_values(MODE.EVAL, self.scope.task)
+
+    def _loop(self, feed_dict: Mapping[Any, Any]) -> None:
+        session, run_ops, step, boundary = self.sess, self.run_ops, self.step, self.boundary
+        begun = time.monotonic() - self._elapsed
+        while step is None or self._run_step < step:
+            if session.should_stop():
+                self.finish = True
+                return
+            if self.seconds is not None:
+                self._elapsed = time.monotonic() - begun
+                if self._elapsed >= self.seconds:
+                    return
+            try:
+                session.run(run_ops, feed_dict)
+            except (OutOfRangeError, StopIteration):
+                if self.across_passes and self.stream is not None and not self.stream.spent:
+                    continue
+                self.finish = True
+                return
+            self._run_step += 1
+            self.lstep += 1
+            boundary()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "lstep": self.lstep,
+            "run_step": self._run_step,
+            "elapsed": self._elapsed,
+            "finish": self.finish,
+            "spent": self.spent,
+            "stopped": self.stopped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.lstep = int(state["lstep"])
+        self._run_step = int(state["run_step"])
+        self._elapsed = float(state["elapsed"])
+        self.finish, self.spent, self.stopped = (bool(state[key]) for key in ("finish", "spent", "stopped"))
+
+
+def train_loop(model: Model, mode: MODE, task: str | None, **limits: Any) -> LoopStage:
+    """The loop over a task's training or evaluation steps."""
+    scope = model._scope(mode, task)  # noqa: SLF001 - a friend
+    op: Op = model.eval_op(scope.task) if mode is MODE.EVAL else model.train_op(scope.task)
+    return LoopStage(op, scope=scope, model=model, **limits)
+
+
+class CotrainStage(Stage):
+    """Training steps of several tasks: each step's task is drawn by ratio, from draws that can be replayed.
+
+    A task whose pass has ended is not drawn again in this run; the run ends when all have, or after `step` steps.
+    """
+
+    def __init__(self, model: Model, ratio: Mapping[str | None, float], step: int | None, seed: int) -> None:
+        self.model = model
+        self.ratio = dict(ratio)
+        self.step = step
+        self.seed = seed
+        self.finish = self.spent = self.stopped = False
+        self._ops = {task: model.train_op(task) for task in self.ratio}
+        self._draws = 0
+        self._run_step = 0
+        self._ended: list[str | None] = []
+
+    def start(self) -> None:
+        self._run_step = 0
+        self._ended = [task for task in self.ratio if self._stream(task).spent]
+        self.finish = False
+
+    def _stream(self, task: str | None) -> Stream:
+        return self.model.streams[TaskScope(MODE.TRAIN, task)]
+
+    def run(self, feed_dict: Mapping[Any, Any] | None = None) -> None:
+        self._loop(feed_dict)
+        self.spent = all(self._stream(task).spent for task in self.ratio)
+        self.stopped = self.sess.should_stop()
+
+    def _loop(self, feed_dict: Mapping[Any, Any] | None) -> None:
+        while self.step is None or self._run_step < self.step:
+            if self.sess.should_stop() or len(self._ended) == len(self.ratio):
+                self.finish = True
+                return
+            task = self.model.strategy.tell(self._draw())
+            try:
+                with task_scope(MODE.TRAIN, task):
+                    self.sess.run(self._ops[task], feed_dict)
+            except (OutOfRangeError, StopIteration):
+                self._ended.append(task)
+                continue
+            self._run_step += 1
+            self.boundary()
+
+    def _draw(self) -> str | None:
+        """The n-th draw is a pure function of (seed, n): only n needs to be saved."""
+        tasks = [task for task in self.ratio if task not in self._ended]
+        point = derive_seed(self.seed, "cotrain", self._draws) / 2**63 * sum(self.ratio[task] for task in tasks)
+        self._draws += 1
+        for task in tasks[:-1]:
+            point -= self.ratio[task]
+            if point < 0:
+                return task
+        return tasks[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "draws": self._draws,
+            "run_step": self._run_step,
+            "ended": list(self._ended),
+            "finish": self.finish,
+            "spent": self.spent,
+            "stopped": self.stopped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._draws = int(state["draws"])
+        self._run_step = int(state["run_step"])
+        self._ended = list(state["ended"])
+        self.finish, self.spent, self.stopped = (bool(state[key]) for key in ("finish", "spent", "stopped"))
+
+
+class ModelBank(Stage):
+    """Loads variables from other checkpoints: `config` says from where, which, and under which names."""
+
+    def __init__(self, is_chief: bool, config: Any = None) -> None:
+        self.is_chief = is_chief
+        self.config = config
+
+    def run(self) -> None:
+        """Load what matches into the session's model, and print one table of what did and what did not."""
+        import logging  # noqa: PLC0415 - used once
+
+        model = self.sess.session.model if hasattr(self.sess, "session") else self.sess.model
+        if model is None:
+            raise StageError("ModelBank needs a session of a compiled model: run it with model.run_stage(...)")
+        variables = model.variables()
+        if self.is_chief:
+            matches = bank.match(self.config, variables)
+            if matches:
+                logging.getLogger("plait").info("%s", bank.report(matches))
+            bank.apply(matches, variables)
+        model.strategy.broadcast(list(variables.values()))

@@ -1,0 +1,144 @@
+"""All of a run's state as one tree, and back: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from plait.engine.task import TaskScope
+from plait.errors import CheckpointError, MismatchError
+from plait.rng import rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from plait.engine.model import Model
+
+__all__ = ["capture", "restore"]
+
+FORMAT = 1
+
+
+def _key(scope: TaskScope) -> str:
+    return f"{scope.mode}:{scope.task if scope.task is not None else ''}"
+
+
+def capture(model: Model) -> dict[str, Any]:
+    """Everything that the rest of the run depends on. Tensors are the live ones: take a snapshot before going on."""
+    return {
+        "format": FORMAT,
+        "variables": model.variables(),
+        "optimizers": [_optimizer_state(model, optimizer) for optimizer in model.optimizers()],
+        "global_step": model.global_step.value,
+        "metrics": {
+            _key(scope): {name: metric.state_dict() for name, metric in states.items()}
+            for scope, states in model.metric_states.items()
+        },
+        "streams": {_key(scope): stream.state_dict() for scope, stream in model.streams.items()},
+        "hooks": {_key(scope): [hook.state_dict() for hook in hooks] for scope, hooks in model.hooks.items()},
+        "history": list(model.history),
+        "journal": model.stage_mgr.state_dict() if model.stage_mgr is not None else None,
+        "random": rng_state(),
+    }
+
+
+def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True) -> None:
+    """Put a captured state back; without `positions`, only what was learnt: variables, optimizers, the step."""
+    if tree.get("format") != FORMAT:
+        raise CheckpointError(f"the checkpoint has format {tree.get('format')!r}, this plait reads {FORMAT}")
+    try:
+        _restore_learnt(model, tree)
+        if positions:
+            _restore_positions(model, tree)
+            set_rng_state(tree["random"])  # last: opening inputs may draw
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"the checkpoint lacks a part of the state: {error!r}") from error
+
+
+def _restore_learnt(model: Model, tree: Mapping[str, Any]) -> None:
+    live = model.variables()
+    _check_variables(live, tree["variables"])
+    optimizers = model.optimizers()
+    if len(optimizers) != len(tree["optimizers"]):
+        raise MismatchError(
+            f"the checkpoint has {len(tree['optimizers'])} optimizers, the model has {len(optimizers)}: "
+            "it belongs to another model; choose another checkpoint_dir"
+        )
+    with torch.no_grad():
+        for name, value in tree["variables"].items():
+            live[name].copy_(value)
+    for optimizer, state in zip(optimizers, tree["optimizers"], strict=True):
+        _load_optimizer(model, optimizer, state)
+    model.global_step.value = int(tree["global_step"])
+
+
+def _restore_positions(model: Model, tree: Mapping[str, Any]) -> None:
+    for scope, states in model.metric_states.items():
+        saved = tree["metrics"].get(_key(scope), {})
+        for name, metric in states.items():
+            if name in saved:
+                metric.load_state_dict(saved[name])
+    for scope, stream in model.streams.items():
+        if _key(scope) in tree["streams"]:
+            stream.load_state_dict(tree["streams"][_key(scope)])
+    for scope, hooks in model.hooks.items():
+        for hook, state in zip(hooks, tree["hooks"].get(_key(scope), []), strict=False):
+            hook.load_state_dict(state)
+    model.history[:] = tree["history"]
+    if model.stage_mgr is not None and tree["journal"] is not None:
+        model.stage_mgr.load_state_dict(tree["journal"])
+
+
+def _check_variables(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    missing = [f"{name}: in the model only" for name in live if name not in saved]
+    extra = [f"{name}: in the checkpoint only" for name in saved if name not in live]
+    wrong = [
+        f"{name}: {list(saved[name].shape)} in the checkpoint, {list(value.shape)} in the model"
+        for name, value in live.items()
+        if name in saved and saved[name].shape != value.shape
+    ]
+    if missing or extra or wrong:
+        lines = [*wrong, *missing, *extra]
+        more = f"\n  and {len(lines) - 8} more" if lines[8:] else ""
+        raise MismatchError(
+            "the checkpoint belongs to another model:\n  " + "\n  ".join(lines[:8]) + more + "\n"
+            "choose another checkpoint_dir, or load what fits with efl.stage.ModelBank"
+        )
+
+
+def _names(model: Model) -> dict[torch.Tensor, str]:
+    return {value: name for name, value in model.variables().items()}
+
+
+def _optimizer_state(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's own state dict, by the names of variables instead of their numbers."""
+    names = _names(model)
+    ordered = [names.get(variable, "?") for group in optimizer.param_groups for variable in group["params"]]
+    state = optimizer.state_dict()
+    return {
+        "kind": type(optimizer).__name__,
+        "variables": ordered,
+        "state": {ordered[index]: dict(values) for index, values in state["state"].items()},
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]],
+    }
+
+
+def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    current = _optimizer_state(model, optimizer)
+    for what in ("kind", "variables"):
+        if saved[what] != current[what]:
+            raise MismatchError(
+                f"an optimizer's {what} differ: {saved[what]} in the checkpoint, {current[what]} in the model; "
+                "choose another checkpoint_dir or project"
+            )
+    numbers = {name: index for index, name in enumerate(current["variables"])}
+    groups = optimizer.state_dict()["param_groups"]
+    for group, values in zip(groups, saved["groups"], strict=True):
+        group.update({key: _like(group.get(key), value) for key, value in values.items()})
+    state = {numbers[name]: dict(values) for name, values in saved["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _like(current: Any, saved: Any) -> Any:
+    """JSON has no tuples: give back what the optimizer had, such as Adam's betas."""
+    return tuple(saved) if isinstance(current, tuple) and isinstance(saved, list) else saved

@@ -1,0 +1,1 @@
+"""Named variables: scopes, the store, checkpoints, the model bank."""

@@ -1,0 +1,144 @@
+"""The variables of one model, made and found by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from plait.errors import VariableError
+from plait.rng import derive_seed, isolated_rng
+
+__all__ = ["AUTO_REUSE", "Reuse", "VariableStore", "current", "variable_name"]
+
+AUTO_REUSE: Literal["auto"] = "auto"
+"""Get the variable if it exists, create it if it does not."""
+
+Reuse = bool | Literal["auto"] | None
+
+ROOT = "_scoped"
+"""The attribute of a Model below which scoped variables live, so that a scope may be called `train` or `type`."""
+
+
+class _Current(threading.local):
+    store: VariableStore | None = None
+    prefix: str = ""
+    reuse: Reuse = None
+
+
+current = _Current()
+_Saved = tuple["VariableStore | None", str, Reuse]
+
+
+class _Scope(nn.Module):
+    """A scope: holds what is made in it, under any name."""
+
+
+def variable_name(path: str) -> str:
+    """The name of a variable from its path in the module: `_scoped.tower.fc1.weight` is `tower/fc1/weight`."""
+    return path.removeprefix(ROOT + ".").replace(".", "/")
+
+
+class VariableStore:
+    """Makes variables on first use, hands them out later, and knows who made which.
+
+    Each is initialised from (seed, name): neither the build nor the order of creation changes a value.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.root = _Scope()
+        self.frozen = False
+        self.module: nn.Module = self.root
+        """The module whose variables these are among: the Model."""
+        self.device = torch.device("cpu")
+        self.collections: dict[str, list[Any]] = {}
+        self.step_collections: dict[str, list[Any]] = {}
+        """What functions collect anew in each call, such as regularisation losses."""
+        self.fresh_buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Buffers made during the build, with their first values."""
+        self._owners: dict[str, str | None] = {}
+        self._made: dict[str, nn.Module | torch.Tensor] = {}
+        self._called: set[str] = set()
+        self._task: str | None = None
+        self._building = False
+
+    def enter(self, task: str | None, building: bool) -> _Saved:
+        """Make this store the current one for a user function's call; returns what to `leave` with."""
+        saved = (current.store, current.prefix, current.reuse)
+        current.store, current.prefix, current.reuse = self, "", None
+        self._task = task
+        self._building = building
+        if building:
+            self._called = set()
+        if self.step_collections:
+            self.step_collections = {}
+        return saved
+
+    @staticmethod
+    def leave(saved: _Saved) -> None:
+        current.store, current.prefix, current.reuse = saved
+
+    def get(self, name: str, kind: str, create: Callable[[], nn.Module | torch.Tensor], reuse: Reuse) -> Any:
+        """The thing called `name`, made with `create` where the rules of reuse allow it."""
+        found = self._made.get(name)
+        if found is None:
+            return self._make(name, kind, create, reuse)
+        if self._building and not reuse:
+            self._check_not_twice(name)
+        self._called.add(name)
+        return found
+
+    def _check_not_twice(self, name: str) -> None:
+        hint = f"write `with plait.variable_scope({name.rpartition('/')[0]!r}, reuse=plait.AUTO_REUSE):` to share it"
+        if name in self._called:
+            raise VariableError(f"variable {name!r} is made twice in one call: {hint}")
+        if self._owners[name] != self._task:
+            raise VariableError(f"variable {name!r} of task {self._owners[name]!r} is made by {self._task!r}: {hint}")
+
+    def _make(self, name: str, kind: str, create: Callable[[], nn.Module | torch.Tensor], reuse: Reuse) -> Any:
+        if reuse is True:
+            raise VariableError(
+                f"the scope says reuse=True, but there is no {kind} {name!r}: it has {self._near(name)}"
+            )
+        if self.frozen:
+            raise VariableError(
+                f"{kind} {name!r} is new after compile(): what a function makes, it makes in its first call. "
+                f"The model has {self._near(name)}"
+            )
+        with isolated_rng(derive_seed(self.seed, name)):
+            made = create()
+        made = made.to(self.device) if isinstance(made, nn.Module) else made
+        self._insert(name, made)
+        self._made[name] = made
+        self._owners[name] = self._task
+        self._called.add(name)
+        if isinstance(made, nn.Module):
+            self.fresh_buffers += [(buffer, buffer.clone()) for buffer in made.buffers()]
+        return made
+
+    def _insert(self, name: str, made: nn.Module | torch.Tensor) -> None:
+        if not name or "." in name or not all(name.split("/")):
+            raise VariableError(f"{name!r} is no name for a variable: use words joined by '/', without dots")
+        *scopes, last = name.split("/")
+        node: nn.Module = self.root
+        for scope in scopes:
+            # not add_module(): it refuses names that nn.Module uses, such as `train`
+            node = node._modules.setdefault(scope, _Scope()) or node  # noqa: SLF001
+        if last in node._modules or last in node._parameters or last in node._buffers:  # noqa: SLF001
+            raise VariableError(f"{name!r} is already the name of something else: choose another")
+        if isinstance(made, nn.Module):
+            node._modules[last] = made  # noqa: SLF001
+        elif isinstance(made, nn.Parameter):
+            node._parameters[last] = made  # noqa: SLF001
+        else:
+            node._buffers[last] = made  # noqa: SLF001
+
+    def _near(self, name: str) -> str:
+        import difflib  # noqa: PLC0415 - for an error only
+
+        near = difflib.get_close_matches(name, self._made, n=3, cutoff=0.3)
+        return f"{', '.join(near)} and {len(self._made) - len(near)} more" if near else f"{len(self._made)} others"
