@@ -38,7 +38,9 @@ def inspect(path: Annotated[Path, typer.Argument(help="A checkpoint, or a direct
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
+    script: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A Python script; what follows are its own arguments.")
+    ],
     config: Annotated[Path | None, typer.Option(help="TOML or JSON for fit() and ctx.get().")] = None,
 ) -> None:
     """Run a script with a configuration file that its fit() calls read."""

@@ -14,8 +14,8 @@ PlaitError
 ├── NanLossError                 a loss is not a number any more
 ├── OutOfRangeError              the end of the data: how a pass ends, not a mistake
 └── RecoverableError             a session that meets one is made anew
-├── AbortedError
-└── UnavailableError
+    ├── AbortedError             a run was cut off by something outside it
+    └── UnavailableError         something that it needs cannot be reached just now
 """
 
 from __future__ import annotations

@@ -32,47 +32,45 @@ class Sample:
 
     """
 
-    __slots__ = ("_fields", "_source", "_width", "columns", "op")
+    __slots__ = ("_fields", "_raw", "_source", "_width", "columns", "op")
 
-    _fields: dict[Any, Any]
+    _raw: Any  # the batch as it came, so that a step pays only for the fields that it looks at
+    _fields: dict[Any, Any]  # by name, arrays as tensors; made when first needed
     _width: int  # how many fields unpack; -1: made from a dict, so iteration gives the names
     _source: Source | None
     columns: Columns | None
     op: Any
 
     def __init__(self, features: Any, columns: Columns | None = None) -> None:
-        self._fields = {}
-        self._width = -1
+        self._raw = {}
         self.columns = _checked(columns)
-        self.op = None
         self._source = as_source(features)
         if isinstance(features, Mapping):
-            self._fields = Sample.of(features).grouped(columns or {})._fields
+            self._raw = Sample.of(features).grouped(columns or {})._fields
 
     @classmethod
     def of(cls, raw: Any) -> Sample:
         """The sample of one batch: a dict, a tuple or list, a tensor. Arrays become tensors, other values stay."""
         kind = type(raw)
-        if kind is dict:
-            fields, width = raw, -1
-        elif kind is tuple or kind is list:
-            fields, width = dict(enumerate(raw)), len(raw)
-        elif isinstance(raw, Sample):
+        if isinstance(raw, Sample):
             return raw
-        else:
-            fields, width = _fields_of(raw)
-        for value in fields.values():
-            if type(value) is not _Tensor:
-                fields = {name: as_tensor(value) for name, value in fields.items()}
-                break
         # Made by hand, here: `__init__` is for people, and one call more for every step is not wanted.
         sample = cls.__new__(cls)
-        sample._fields = fields
-        sample._width = width  # noqa: SLF001 - its own class
-        sample._source = sample.columns = sample.op = None  # noqa: SLF001 - same
+        if kind is dict or kind is tuple or kind is list:
+            sample._raw = raw  # noqa: SLF001 - its own class
+        else:
+            fields, width = _fields_of(raw)
+            sample._fields = {name: as_tensor(value) for name, value in fields.items()}
+            sample._raw, sample._width = sample._fields, width  # noqa: SLF001 - same
         return sample
 
     def __getitem__(self, name: str | int) -> Any:
+        try:
+            value = self._raw[name]
+        except (LookupError, TypeError):
+            value = None
+        if type(value) is _Tensor:
+            return value
         fields = self._fields
         if name in fields:
             return fields[name]
@@ -81,12 +79,22 @@ class Sample:
         raise KeyError(self._unknown(name))
 
     def __getattr__(self, name: str) -> Any:
-        if name in Sample.__slots__:  # a slot that is not set yet, while a copy is being made
-            raise AttributeError(name)
+        if name in Sample.__slots__:
+            return self._unset(name)
         try:
-            return self._fields[name]
+            return self[name]
         except KeyError:
             raise AttributeError(self._unknown(name)) from None
+
+    def _unset(self, slot: str) -> Any:
+        """The value of a slot that nothing was put into yet."""
+        if slot == "_raw":  # while a copy is being made
+            raise AttributeError(slot)
+        if slot not in ("_fields", "_width"):
+            return None
+        fields, self._width = _fields_of(self._raw)
+        self._fields = {name: as_tensor(value) for name, value in fields.items()}
+        return getattr(self, slot)
 
     def __iter__(self) -> Iterator[Any]:
         if self._width < 0:
@@ -147,7 +155,7 @@ class Sample:
 
     def _with(self, fields: dict[Any, Any]) -> Sample:
         sample = Sample.of(fields)
-        sample._width = self._width  # noqa: SLF001 - its own class
+        sample._width, sample._fields = self._width, fields  # noqa: SLF001 - its own class
         return sample
 
     def _column(self, group: str, column: Column) -> torch.Tensor:

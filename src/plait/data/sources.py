@@ -148,8 +148,7 @@ class SequenceSource:
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
         count = len(self.items)
         order = _permutation(count, self.seed, epoch).tolist() if self.shuffle else range(count)
-        for index in order[start:]:
-            yield self.items[index]
+        return map(self.items.__getitem__, order[start:])
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "sequence", "batches": len(self.items), "shuffle": self.shuffle, "seed": self.seed}

@@ -22,7 +22,7 @@ class Stream:
     with its batch, and a look ahead moves nothing.
     """
 
-    __slots__ = ("_columns", "_device", "_iterator", "_pending", "_plain", "epoch", "name", "position", "source")
+    __slots__ = ("_columns", "_device", "_iterator", "_plain", "epoch", "name", "pending", "position", "source")
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class Stream:
         self._device = None if device is None else torch.device(device)
         self._plain = not columns and device is None
         self._iterator: Iterator[Any] | None = None
-        self._pending: Sample | None = None
+        self.pending: Sample | None = None
+        """The batch that was read and not yet consumed."""
 
     @property
     def spent(self) -> bool:
@@ -49,7 +50,7 @@ class Stream:
 
     def read(self) -> Sample:
         """The batch at this place. A pass that is over raises OutOfRangeError once, and the next one begins."""
-        sample = self._pending
+        sample = self.pending
         if sample is not None:
             return sample
         iterator = self._iterator
@@ -64,13 +65,13 @@ class Stream:
             raise
         if not self._plain:
             sample = self._shaped(sample)
-        self._pending = sample
+        self.pending = sample
         return sample
 
     def commit(self) -> None:
         """The batch was consumed: go on to the next one."""
-        assert self._pending is not None  # noqa: S101 - the engine's mistake, not the user's
-        self._pending = None
+        assert self.pending is not None  # noqa: S101 - the engine's mistake, not the user's
+        self.pending = None
         self.position += 1
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class Stream:
         if (state["epoch"], state["position"]) == (self.epoch, self.position):
             return  # a batch that was read ahead is the right one
         self.close()
-        self._pending = None
+        self.pending = None
         self.epoch = state["epoch"]
         self.position = state["position"]
 

@@ -11,7 +11,7 @@ import torch
 
 from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
-from plait.engine.metrics import latest
+from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.errors import DataError, FunctionError, TaskError, VariableError
@@ -42,7 +42,6 @@ def build(model: Model) -> None:
     with _untouched(model):
         reached = {task: _build_task(model, task) for task in model.tasks()}
         model.reset_metrics()
-    model._store.frozen = True  # noqa: SLF001
     for task in model.loss_fns:
         _assign_optimizers(model, task, reached[task])
     model.compiled = True
@@ -55,7 +54,6 @@ def build(model: Model) -> None:
 def _untouched(model: Model) -> Iterator[None]:
     state = rng_state()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
     now = model._now  # noqa: SLF001
     try:
         yield
@@ -63,9 +61,7 @@ def _untouched(model: Model) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in [*buffers, *model._store.fresh_buffers]:  # noqa: SLF001
                 buffer.copy_(before)
-        for module, training in modes:
-            module.training = training
-        now.training, now.sample, now.modes = None, None, []
+        now.leave()
         set_rng_state(state)
 
 
@@ -75,7 +71,7 @@ def _build_task(model: Model, task: str | None) -> set[torch.Tensor]:
         reached = _build_loss(model, task)
     elif task in model.train_ops:
         _open_input(model, TaskScope(MODE.TRAIN, task), needed=False)
-        count = Op(model.global_step.increment, name=f"step of {task!r}", owner=model, trains=True)
+        count = Op(model.global_step.increment, name=f"step of {task!r}", now=model._now, trains=True)  # noqa: SLF001
         model.train_ops[task].append(count)
     if task in model.eval_fns:
         _build_eval(model, task)
@@ -103,7 +99,7 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
     stream = Stream(
         sample.source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device
     )
-    op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, owner=model)
+    op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, now=model._now)  # noqa: SLF001
     sample.op = op
     model.inputs[scope] = sample
     model.streams[scope] = stream
@@ -114,7 +110,7 @@ def _user_call(model: Model, scope: TaskScope, function: Callable[..., Any]) -> 
     bound: Callable[..., Any] = functools.partial(function, model)
     if model.config.precision == "bf16":
         bound = _autocast(bound, model.config.resolved_device().type)
-    call = model.calls[scope] = UserCall(bound, scope, model._store)  # noqa: SLF001
+    call = model.calls[scope] = UserCall(bound, scope, model._store, model._now)  # noqa: SLF001
     return call
 
 
@@ -131,30 +127,14 @@ def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
     read = _open_input(model, scope, needed=True)
     assert read is not None  # noqa: S101 - it was needed
     call = _user_call(model, scope, model.loss_fns[task])
-    shown = latest(torch.nan).create()
-    loss_op = Op(_loss_step(model, call, shown.update), [read], name=f"loss of {scope}", scope=scope, owner=model)
-    model.enter_mode(True)
-    call.building = True
+    model._now.enter_mode(True)  # noqa: SLF001
     with torch.enable_grad():
-        loss = loss_op.fn(read.fn())
-    call.building = False
+        loss = call.build(read.fn())
     _check_loss(loss, scope)
-    model.metric_states.setdefault(scope, {}).setdefault("loss", shown)
-    model.losses[task] = loss_op
+    shown = model.loss_metrics[task] = Latest(torch.device("cpu"))
+    model.metric_states.setdefault(scope, {}).setdefault("loss", shown)  # the user may have one of that name
+    model.losses[task] = Op(call, [read], name=f"loss of {scope}", scope=scope, now=model._now)  # noqa: SLF001
     return _reached(loss)
-
-
-def _loss_step(model: Model, call: UserCall, show: Callable[[Any], None]) -> Callable[[Sample], Any]:
-    now = model._now  # noqa: SLF001
-
-    def loss_step(sample: Sample) -> Any:
-        now.sample = sample
-        loss = call(sample)
-        if loss is not None:
-            show(loss.detach())
-        return loss
-
-    return loss_step
 
 
 def _check_loss(loss: Any, scope: TaskScope) -> None:
@@ -197,12 +177,14 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor
             f"model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt), task={task!r})"
         )
     given = model.opt_fns[task](model, task)
-    if not isinstance(given, dict) or not given:
+    pairs = given.values() if isinstance(given, dict) else []
+    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise FunctionError(
-            f"the optimizer_fn of task {task!r} returned {type(given).__name__}: return {{optimizer: (vars, scope)}}"
+            f"the optimizer_fn of task {task!r} returned {type(given).__name__} {given!r:.60}: return "
+            "{optimizer: (vars, scope)}"
         )
     assignment = {make_optimizer(opt, pair[0]): (list(pair[0]), pair[1]) for opt, pair in given.items()}
-    moved = {variable for variables, _ in assignment.values() for variable in variables}
+    moved = {variable for opt in assignment for group in opt.param_groups for variable in group["params"]}
     named = model.trainable_variables()
     left = [name for name, variable in named.items() if variable in reached and variable not in moved]
     if left:
@@ -212,33 +194,43 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor
         )
     model.assignments[task] = assignment
     update = Op(
-        _update_step(model, list(assignment), list(moved)),
+        _update_step(model, task, list(assignment), list(moved)),
         [model.losses[task]],
         name=f"training of task {task!r}" if task is not None else "training",
         scope=TaskScope(MODE.TRAIN, task),
-        owner=model,
+        now=model._now,  # noqa: SLF001
+        first=[Op(_clear_step(list(assignment)), name="clear gradients")],
         trains=True,
     )
     model.train_ops.setdefault(task, []).insert(0, update)
 
 
+def _clear_step(optimizers: list[torch.optim.Optimizer]) -> Callable[[], None]:
+    """Drop the old gradients before the forward pass, which then finds their memory free and warm."""
+
+    def clear() -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    return optimizers[0].zero_grad if len(optimizers) == 1 else clear
+
+
 def _update_step(
-    model: Model, optimizers: list[torch.optim.Optimizer], variables: list[torch.Tensor]
-) -> Callable[[torch.Tensor], torch.Tensor]:
+    model: Model, task: str | None, optimizers: list[torch.optim.Optimizer], variables: list[torch.Tensor]
+) -> Callable[[torch.Tensor], None]:
     """All gradients first, then all steps."""
     step, strategy = model.global_step, model.strategy
     alone = strategy.worker_num == 1
+    shown = model.loss_metrics[task]
 
-    def update(loss: torch.Tensor) -> torch.Tensor:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+    def update(loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
         if not alone:
             strategy.reduce_gradients(variables)
         for optimizer in optimizers:
             optimizer.step()
+        shown.value = loss.detach()
         step.value += 1
-        return loss
 
     return update
 
@@ -249,18 +241,10 @@ def _build_eval(model: Model, task: str | None) -> None:
     if read is None:
         return
     call = _user_call(model, scope, model.eval_fns[task])
-    now = model._now  # noqa: SLF001
-
-    def evaluate(sample: Sample) -> Any:
-        now.sample = sample
-        return call(sample)
-
-    model.enter_mode(False)
-    call.building = True
+    model._now.enter_mode(False)  # noqa: SLF001
     with torch.no_grad():
-        evaluate(read.fn())
-    call.building = False
-    op = Op(evaluate, [read], name=f"evaluation of {scope}", scope=scope, owner=model)
+        call.build(read.fn())
+    op = Op(call, [read], name=f"evaluation of {scope}", scope=scope, now=model._now)  # noqa: SLF001
     model.eval_ops.setdefault(task, []).insert(0, op)
 
 

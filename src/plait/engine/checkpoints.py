@@ -123,6 +123,10 @@ class Checkpoints:
         """Save what is not saved yet, and wait until it is on disk."""
         if self._changed:
             self.save()
+        self.wait()
+
+    def wait(self) -> None:
+        """Block until the last save is on disk."""
         self._saver.wait()
 
     def close(self) -> None:

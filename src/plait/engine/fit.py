@@ -17,7 +17,7 @@ from plait.engine.manager import StageManager
 from plait.engine.monitored import MonitoredSession
 from plait.engine.report import LoggerHook, ProgressHook, check_finite, final_table, in_terminal, log, show_log
 from plait.engine.session import Session
-from plait.engine.settings import RunConfig, read_config
+from plait.engine.settings import RunConfig, check_count, read_config
 from plait.engine.task import TaskScope
 from plait.errors import ConfigError, RecoverableError, TaskError
 from plait.variables.checkpoint import CheckpointDir
@@ -45,12 +45,10 @@ class FitSettings:
     hooks: Sequence[SessionRunHook] = ()
 
     def __post_init__(self) -> None:
-        if self.log_step < 1:
-            raise ConfigError(f"log_step={self.log_step}: write a number of steps from 1 on")
+        check_count("log_step", self.log_step)
         for name in ("save_steps", "save_secs", "keep"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value}: write a number above 0, or None")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), whole=name != "save_secs")
 
     def with_config(self, config: RunConfig) -> FitSettings:
         if config.worker_num > 1:

@@ -46,12 +46,18 @@ class SessionRunValues(NamedTuple):
 class SessionRunContext:
     """What a hook sees of the run: what the caller asked for, the session, and a way to stop the loop."""
 
-    __slots__ = ("original_args", "session", "stop_requested")
+    __slots__ = ("_feed_dict", "_fetches", "session", "stop_requested")
 
-    def __init__(self, original_args: SessionRunArgs, session: Session) -> None:
-        self.original_args = original_args
+    def __init__(self, fetches: Any, feed_dict: Mapping[Any, Any] | None, session: Session) -> None:
+        self._fetches = fetches
+        self._feed_dict = feed_dict
         self.session = session
         self.stop_requested = False
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """What the caller of `run` asked for."""
+        return SessionRunArgs(self._fetches, self._feed_dict)
 
     def request_stop(self) -> None:
         """Make `should_stop()` True after this run."""

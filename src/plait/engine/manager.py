@@ -65,12 +65,24 @@ class _FunctionStage(Stage):
         self.context = context
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it as (sess, ctx, ...) if its signature takes that, else as (sess, ...)."""
-        try:
-            inspect.signature(self.function).bind(self.sess, self.context, *args, **kwargs)
-        except (TypeError, ValueError):
-            return self.function(self.sess, *args, **kwargs)
-        return self.function(self.sess, self.context, *args, **kwargs)
+        """Call it as (sess, ctx, ...) if its second parameter is `ctx` or it needs one more, else as (sess, ...)."""
+        if _takes_context(self.function, self.sess, *args, **kwargs):
+            return self.function(self.sess, self.context, *args, **kwargs)
+        return self.function(self.sess, *args, **kwargs)
+
+
+def _takes_context(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have none
+        return False
+    if list(signature.parameters)[1:2] in (["ctx"], ["context"]):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return True
+    return False
 
 
 class StageManager:
@@ -102,7 +114,7 @@ class StageManager:
         """[name, result, where the stage stood at its end], for each stage that ended."""
         self.before_stage: Callable[[], None] = lambda: None
         self.after_stage: Callable[[], None] = lambda: None
-        self.boundary: Callable[[], None] = lambda: None
+        self.boundary: Callable[[], None] | None = None
         self.resumed = 0
         """How many stages an earlier process had done."""
         self._strategy = strategy or Local()
@@ -153,7 +165,7 @@ class StageManager:
         """Give the stage its session, and start it: from its beginning, or where it was interrupted."""
         stage.sess = self._sess
         loops = not isinstance(stage, _FunctionStage)
-        stage.boundary = self.boundary if loops else lambda: None
+        stage.boundary = self.boundary if loops else None
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is None:
             stage.start()

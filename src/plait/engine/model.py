@@ -11,30 +11,19 @@ import torch
 from torch import nn
 
 from plait.data import Sample, Stream
-from plait.engine.calls import UserCall, current_call
+from plait.engine.calls import Now, UserCall, current_call
 from plait.engine.functions import EvalFn, InputFn, LossFn, OptimizerFn, ProcedureFn
 from plait.engine.hooks import SessionRunHook
-from plait.engine.metrics import Measurement, Metric, latest, mean
+from plait.engine.metrics import Latest, Measurement, Metric, latest, mean
 from plait.engine.op import GlobalStep, Op, as_op
 from plait.engine.settings import SessionConfig, check_opt_config, check_sync_optimizer_config
 from plait.engine.strategy import Local, Strategy
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
-from plait.errors import FunctionError, TaskError
+from plait.errors import FunctionError, TaskError, VariableError
 from plait.optim.assign import Assignment, make_optimizer
-from plait.variables.store import ROOT, VariableStore, variable_name
+from plait.variables.store import ROOT, VariableFrame, VariableStore, current, variable_name
 
 __all__ = ["Model"]
-
-
-class _Now:
-    """What changes from step to step; kept out of the module, whose attributes are slow to set."""
-
-    __slots__ = ("modes", "sample", "training")
-
-    def __init__(self) -> None:
-        self.training: bool | None = None
-        self.sample: Sample | None = None
-        self.modes: list[tuple[nn.Module, bool]] = []
 
 
 class Model(nn.Module):
@@ -64,6 +53,8 @@ class Model(nn.Module):
         self.compiled = False
         self.streams: dict[TaskScope, Stream] = {}
         self.metric_states: dict[TaskScope, dict[str, Metric]] = {}
+        self.loss_metrics: dict[str | None, Latest] = {}
+        """Where each task's update leaves its loss for the log."""
         self.hooks: dict[TaskScope, list[SessionRunHook]] = {}
         self.calls: dict[TaskScope, UserCall] = {}
         self.assignments: dict[str | None, Assignment] = {}
@@ -71,7 +62,7 @@ class Model(nn.Module):
         """What each evaluation found: stage, task, global step, metrics."""
         self._optimizers: dict[tuple[int, str | None], tuple[Any, torch.optim.Optimizer]] = {}
         self._groups: dict[TaskScope, Op] = {}
-        self._now = _Now()
+        self._now = Now(self)
         self._store = VariableStore(seed)
         self._store.module = self
         self.add_module(ROOT, self._store.root)
@@ -106,13 +97,18 @@ class Model(nn.Module):
 
     def add_train_op(self, train_op: Any, task: str | None = None) -> None:
         """Run an Op (`plait.op(fn, *inputs)`) or a plain callable at every training step, after the update."""
-        self.train_ops.setdefault(self._task(task), []).append(as_op(train_op))
-        self._groups.clear()
+        self._add_op(self.train_ops, train_op, self._task(task))
 
     def add_eval_op(self, eval_op: Any, task: str | None = None) -> None:
         """Run an Op or a plain callable at every evaluation step, after `eval_fn`."""
-        self.eval_ops.setdefault(self._task(task), []).append(as_op(eval_op))
-        self._groups.clear()
+        self._add_op(self.eval_ops, eval_op, self._task(task))
+
+    def _add_op(self, table: dict[str | None, list[Op]], op: Any, task: str | None) -> None:
+        """Inside a loss_fn or eval_fn: added at the build, already there at steps."""
+        call = current_call()
+        if call is None or call.building:
+            table.setdefault(task, []).append(as_op(op))
+            self._groups.clear()
 
     def add_hooks(self, hooks: Sequence[SessionRunHook], mode: MODE = DEFAULT_MODE, task: str | None = None) -> None:
         """Hooks for the runs of one task in one mode. Inside a loss_fn or eval_fn: made at the build, fed at steps."""
@@ -134,10 +130,9 @@ class Model(nn.Module):
         scope = self._scope(mode, task)
         states = self.metric_states.setdefault(scope, {})
         if isinstance(metric, Op):
-            state = states[name] = latest(torch.nan).create()
+            state = states.setdefault(name, latest(torch.nan).create())
             table = self.eval_ops if scope.mode is MODE.EVAL else self.train_ops
-            table.setdefault(scope.task, []).append(Op(state.update, [metric], name=f"metric {name}", scope=scope))
-            self._groups.clear()
+            self._add_op(table, Op(state.update, [metric], name=f"metric {name}", scope=scope), scope.task)
             return
         measured = metric if isinstance(metric, Measurement) else self._measured(name, metric, scope)
         found = states.get(name)
@@ -201,7 +196,8 @@ class Model(nn.Module):
         scope = self._scope(mode, task)
         step = self.eval_op(scope.task) if scope.mode is MODE.EVAL else self.loss(scope.task)
         states = self.metric_states.get(scope, {})
-        return {name: _result_after(name, state, step, scope) for name, state in states.items()}
+        ours = self.loss_metrics.get(scope.task)
+        return {n: _result_after(n, state, step, scope, is_loss=state is ours) for n, state in states.items()}
 
     def opt_to_vars(self, task: str | None = None) -> Assignment:
         """The task's optimizers: {optimizer: (variables, scope)}."""
@@ -213,18 +209,17 @@ class Model(nn.Module):
         states = self.metric_states.get(self._scope(mode, task), {})
         return {name: float(state.result()) for name, state in states.items()}
 
-    def reset_metrics(self, mode: MODE | None = None) -> None:
-        """Start all metrics anew, or those of one mode."""
-        for scope, states in self.metric_states.items():
-            if mode is None or scope.mode is mode:
-                for state in states.values():
-                    state.reset()
+    def reset_metrics(self, scope: TaskScope | None = None) -> None:
+        """Start all metrics anew, or those of one task in one mode."""
+        for states in self.metric_states.values() if scope is None else [self.metric_states.get(scope, {})]:
+            for state in states.values():
+                state.reset()
 
     def _group(self, scope: TaskScope, table: Mapping[str | None, list[Op]]) -> Op:
         found = self._groups.get(scope)
         if found is None:
             ops = self._part(table, scope.task, f"{str(scope.mode).lower()} op")
-            made = ops[0] if len(ops) == 1 else Op(_first, ops, name=f"{scope}", scope=scope, owner=self)
+            made = ops[0] if len(ops) == 1 else Op(_first, ops, name=f"{scope}", scope=scope)
             found = self._groups[scope] = made
         return found
 
@@ -267,7 +262,9 @@ class Model(nn.Module):
             name = variable_name(path)
             if isinstance(value, torch.Tensor):
                 if name in named:
-                    raise TaskError(f"two variables are called {name!r}: an assigned module and a scope share a name")
+                    raise VariableError(
+                        f"two variables are called {name!r}: an assigned module and a scope share a name; rename one"
+                    )
                 named[name] = value
         return named
 
@@ -287,29 +284,18 @@ class Model(nn.Module):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Variables of this model can be made and found inside: `with model.scope(): plait.layer(...)`."""
-        saved = self._store.enter(current_task_scope().task, building=not self.compiled)
+        """Variables of this model can be made (before compile) and found: `with model.scope(): plait.layer(...)`."""
+        previous, current.frame = current.frame, VariableFrame(self._store)
         try:
-            yield
+            if self.compiled:
+                yield
+            else:
+                with self._store.building(current_task_scope().task):
+                    yield
         finally:
-            self._store.leave(saved)
+            current.frame = previous
 
     # Life
-
-    def enter_mode(self, training: bool) -> None:
-        """Set `training_flag` and the modules' mode; modules come back from evaluation as they were."""
-        now = self._now
-        if now.training is training:
-            return
-        now.training = training
-        if training:
-            for module, was_training in now.modes:
-                module.training = was_training
-            now.modes = []
-        else:
-            now.modes = [(module, module.training) for module in self.modules()]
-            for module, _ in now.modes:
-                module.training = False
 
     def compile(  # type: ignore[override] # the document's compile(), not nn.Module's
         self,
@@ -376,9 +362,9 @@ def _first(*values: Any) -> Any:
     return values[0]
 
 
-def _result_after(name: str, state: Metric, step: Op, scope: TaskScope) -> Op:
+def _result_after(name: str, state: Metric, step: Op, scope: TaskScope, *, is_loss: bool) -> Op:
     def result(_: Any) -> torch.Tensor:
         return state.result()
 
-    fn: Callable[..., Any] = result
+    fn: Callable[..., Any] = _first if is_loss else result  # the update writes the loss down after this
     return Op(fn, [step], name=f"metric {name}", scope=scope)

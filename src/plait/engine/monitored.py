@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from plait.engine.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, overrides
-from plait.engine.op import GlobalStep
-from plait.engine.session import Session, key_of
+from plait.engine.op import GlobalStep, Op
+from plait.engine.session import Session, feed_key, key_of
 from plait.engine.task import TaskScope
 from plait.errors import FetchError, OutOfRangeError, RecoverableError
 
@@ -18,8 +18,9 @@ __all__ = ["MonitoredSession"]
 MAX_RECOVERIES = 10
 """How often one run is repeated."""
 
+NO_VALUES = SessionRunValues()
 log = logging.getLogger("plait")
-_Hooks = tuple[list[SessionRunHook], list[SessionRunHook]]
+_Active = tuple[list[SessionRunHook], list[SessionRunHook]]
 
 
 class MonitoredSession:
@@ -44,7 +45,7 @@ class MonitoredSession:
         self._scoped = {scope: list(some) for scope, some in (scoped_hooks or {}).items()}
         self._hooks = [*self._everywhere, *(hook for some in self._scoped.values() for hook in some)]
         self._recover = recover
-        self._active: dict[Hashable, _Hooks] = {}
+        self._active: dict[Hashable, _Active] = {}
         self._stop = False
         self._closed = False
         for hook in self._hooks:
@@ -81,42 +82,52 @@ class MonitoredSession:
         """Run Ops with the hooks; after a recoverable error, in a new session, again."""
         if self._closed:
             raise FetchError("this session is closed: run() belongs inside `with MonitoredSession(...) as session:`")
-        before, after = self._active_hooks(fetches)
-        for _ in range(MAX_RECOVERIES if self._recover else 0):
-            try:
-                return self._hooked_run(fetches, feed_dict, before, after)
-            except RecoverableError as error:
-                log.warning("%s: %s; making the session anew", type(error).__name__, error)
-                self._create()
-        return self._hooked_run(fetches, feed_dict, before, after)
+        active = self._active.get(fetches) if isinstance(fetches, Op) else None
+        if active is None:
+            active = self._active_hooks(fetches)
+        try:
+            return self._hooked_run(fetches, feed_dict, active)
+        except RecoverableError as error:
+            if not self._recover:
+                raise
+            return self._run_again(fetches, feed_dict, active, error)
 
-    def _hooked_run(
-        self,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None,
-        before: list[SessionRunHook],
-        after: list[SessionRunHook],
+    def _run_again(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, active: _Active, error: RecoverableError
     ) -> Any:
-        context = SessionRunContext(SessionRunArgs(fetches, feed_dict), self._session)
-        asked: dict[SessionRunHook, SessionRunArgs] = {}
+        for _ in range(MAX_RECOVERIES):
+            log.warning("%s: %s; making the session anew", type(error).__name__, error)
+            try:
+                self._create()
+                return self._hooked_run(fetches, feed_dict, active)
+            except RecoverableError as another:
+                error = another
+        raise error
+
+    def _hooked_run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None, active: _Active) -> Any:
+        before, after = active
+        context = SessionRunContext(fetches, feed_dict, self._session)
+        asked: dict[SessionRunHook, SessionRunArgs] | None = None
         for hook in before:
             args = hook.before_run(context)
             if args is not None:
+                asked = asked or {}
                 asked[hook] = args
-        if asked:
-            wanted = [fetches, *(args.fetches for args in asked.values())]
-            values, *extra = self._session.run(wanted, _merged_feeds(feed_dict, asked))
-            results = dict(zip(asked, extra, strict=True))
-        else:
+        if asked is None:
             values = self._session.run(fetches, feed_dict)
-            results = {}
-        for hook in after:
-            hook.after_run(context, SessionRunValues(results.get(hook)))
+            for hook in after:
+                hook.after_run(context, NO_VALUES)
+        else:
+            wanted = [fetches, *(args.fetches for args in asked.values())]
+            values, *found = self._session.run(wanted, _merged_feeds(feed_dict, asked))
+            results = dict(zip(asked, map(SessionRunValues, found), strict=True))
+            for hook in after:
+                hook.after_run(context, results.get(hook, NO_VALUES))
         if context.stop_requested:
             self._stop = True
         return values
 
-    def _active_hooks(self, fetches: Any) -> _Hooks:
+    def _active_hooks(self, fetches: Any) -> _Active:
         """The hooks of this run that do something before it, and after it; worked out once for each set of fetches."""
         key = key_of(fetches)
         found = self._active.get(key)
@@ -179,10 +190,13 @@ class StepContext:
 def _merged_feeds(
     feed_dict: Mapping[Any, Any] | None, asked: Mapping[SessionRunHook, SessionRunArgs]
 ) -> dict[Any, Any]:
-    feeds = dict(feed_dict or {})
+    feeds = {feed_key(key): value for key, value in (feed_dict or {}).items()}
     for hook, args in asked.items():
         for key, value in (args.feed_dict or {}).items():
-            if key in feeds:
-                raise FetchError(f"{key!r} is fed twice: by the caller or another hook, and by {type(hook).__name__}")
-            feeds[key] = value
+            op = feed_key(key)
+            if op in feeds:
+                raise FetchError(
+                    f"{op!r} is fed twice: by the caller or another hook, and by {type(hook).__name__}; feed it once"
+                )
+            feeds[op] = value
     return feeds

@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from plait.data import Sample, Stream
+from plait.engine.calls import Now, current_call
 from plait.engine.task import TaskScope
 from plait.errors import FetchError
 
-__all__ = ["GlobalStep", "Op", "Owner", "Placeholder", "as_op", "default_global_step", "op", "placeholder"]
-
-
-class Owner(Protocol):
-    """Whoever must know, before a step, whether it trains: a Model."""
-
-    def enter_mode(self, training: bool) -> None: ...
+__all__ = ["GlobalStep", "Op", "Placeholder", "as_op", "default_global_step", "op", "placeholder"]
 
 
 class Op:
     """A piece of a step: a function of other Ops' values. Made with `plait.op`, run by a Session."""
 
-    __slots__ = ("fn", "inputs", "name", "owner", "scope", "stream", "trains")
+    __slots__ = ("first", "fn", "inputs", "name", "now", "scope", "stream", "trains")
 
     def __init__(
         self,
         fn: Callable[..., Any],
         inputs: Sequence[Op] = (),
         *,
+        first: Sequence[Op] = (),
         name: str = "op",
-        owner: Owner | None = None,
+        now: Now | None = None,
         scope: TaskScope | None = None,
         stream: Stream | None = None,
         trains: bool = False,
     ) -> None:
         self.fn = fn
         self.inputs = tuple(inputs)
+        self.first = tuple(first)
+        """Ops that run before this one and its inputs; their values go nowhere."""
         self.name = name
-        self.owner = owner
+        self.now = now
+        """Whose mode is set before a run with this Op: a Model's."""
         self.scope = scope
         self.stream = stream
         """Where this Op's value is read from; the batch counts as consumed when the run has ended well."""
@@ -67,7 +66,12 @@ class Placeholder(Op):
         )
 
     def convert(self, value: Any) -> torch.Tensor:
-        tensor = torch.as_tensor(value, dtype=self.dtype)
+        try:
+            tensor = torch.as_tensor(value, dtype=self.dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FetchError(
+                f"placeholder {self.name!r} takes {self.dtype}, but was fed a {type(value).__name__}: {error}"
+            ) from error
         if self.shape is not None and not _fits(tensor.shape, self.shape):
             raise FetchError(
                 f"placeholder {self.name!r} has shape {list(self.shape)}, but was fed {list(tensor.shape)}"
@@ -139,8 +143,6 @@ def placeholder(
     dtype: torch.dtype = torch.float32, shape: Sequence[int | None] | None = None, name: str | None = None
 ) -> Any:
     """A value to be fed. Inside a loss_fn or model_fn it is a tensor: zeros at the build, what was fed in a step."""
-    from plait.engine.calls import current_call  # noqa: PLC0415 - calls are made of Ops; this is the one way back
-
     call = current_call()
     if call is not None:
         return call.placeholder(dtype, shape, name)

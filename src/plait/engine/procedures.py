@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.engine.functions import ProcedureFn
-from plait.engine.stage import CotrainStage, LoopStage, train_loop
+from plait.engine.stage import CotrainStage, LoopStage, eval_loop, train_loop
 from plait.engine.task import MODE, TaskScope
 from plait.errors import ConfigError, TaskError
 
@@ -20,7 +20,7 @@ def train(max_step: int | None = None, *, task: str | None = None) -> ProcedureF
     """Train for `max_step` steps, or until the data ends: after one pass, or the `num_epochs` that its source has."""
 
     def procedure(model: Model) -> None:
-        model.run_stage("train", train_loop(model, MODE.TRAIN, task, step=max_step, **_passes(model, MODE.TRAIN, task)))
+        model.run_stage("train", train_loop(model, task, step=max_step, **_passes(model, MODE.TRAIN, task)))
 
     return procedure
 
@@ -29,7 +29,7 @@ def eval(max_step: int | None = None, *, task: str | None = None) -> ProcedureFn
     """Evaluate for `max_step` steps, or until the data ends."""
 
     def procedure(model: Model) -> None:
-        loop = train_loop(model, MODE.EVAL, task, step=max_step, **_passes(model, MODE.EVAL, task))
+        loop = eval_loop(model, task, step=max_step, **_passes(model, MODE.EVAL, task))
         _evaluate(model, loop)
 
     return procedure
@@ -57,8 +57,8 @@ def train_and_eval(
     """
 
     def procedure(model: Model) -> None:
-        learn = train_loop(model, MODE.TRAIN, task, step=train_step, seconds=train_interval)
-        test = train_loop(model, MODE.EVAL, task, step=eval_step, seconds=eval_interval)
+        learn = train_loop(model, task, step=train_step, seconds=train_interval)
+        test = eval_loop(model, task, step=eval_step, seconds=eval_interval)
         _check_bounded("train_and_eval", max_iter, [learn])
         iteration = 0
         while max_iter is None or iteration < max_iter:
@@ -90,7 +90,7 @@ def cotrain(
     def procedure(model: Model) -> None:
         ratio = _checked_ratio(model, task_select_ratio)
         learn = CotrainStage(model, ratio, train_step, seed)
-        tests = [train_loop(model, MODE.EVAL, task, step=eval_step) for task in ratio if task in model.eval_ops]
+        tests = [eval_loop(model, task, step=eval_step) for task in ratio if task in model.eval_ops]
         streams = [model.streams[TaskScope(MODE.TRAIN, task)] for task in ratio]
         if max_iter is None and any(stream.source.num_epochs is None for stream in streams):
             raise ConfigError(f"cotrain() would never end: {_UNBOUNDED}")
@@ -120,7 +120,7 @@ def _checked_ratio(model: Model, given: Mapping[str, float] | None) -> dict[str 
     for task, share in ratio.items():
         if task not in known:
             raise TaskError(f"task_select_ratio names {task!r}: the tasks that train are {known}")
-        if not isinstance(share, (int, float)) or not share > 0:
+        if not isinstance(share, (int, float)) or not 0 < share < float("inf"):
             raise ConfigError(
                 f"task_select_ratio[{task!r}] is {share!r}: write a number above 0; leave a task out for 0"
             )
@@ -130,13 +130,4 @@ def _checked_ratio(model: Model, given: Mapping[str, float] | None) -> dict[str 
 
 
 def _evaluate(model: Model, loop: LoopStage) -> None:
-    """Evaluate from fresh metrics, and write down what was found."""
-    task = loop.scope.task
-    suffix = f" {task}" if task is not None else ""
-    model.run_stage(f"reset_metrics{suffix}", lambda sess: model.reset_metrics(MODE.EVAL))  # noqa: ARG005
-    found = model.run_stage(f"eval{suffix}", loop)
-
-    def note(sess: Any) -> None:  # noqa: ARG001 - a stage takes the session
-        model.history.append({"task": task, "global_step": model.global_step.value, "metrics": found})
-
-    model.run_stage(f"history{suffix}", note)
+    model.run_stage("eval" if loop.scope.task is None else f"eval {loop.scope.task}", loop)

@@ -123,15 +123,14 @@ class LoggingTensorHook(SessionRunHook):
         self._at_end = at_end
         self._formatter = formatter
         self._iteration = 0
-
-    def _due(self) -> bool:
-        return self._timer is not None and self._timer.should_trigger_for_step(self._iteration)
+        self._due = False
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:  # noqa: ARG002
-        return SessionRunArgs(_ops(self.tensors)) if self._due() else None
+        self._due = self._timer is not None and self._timer.should_trigger_for_step(self._iteration)
+        return SessionRunArgs(_ops(self.tensors)) if self._due else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
-        if self._timer is not None and self._due():
+        if self._timer is not None and self._due:
             elapsed, _ = self._timer.update_last_triggered_step(self._iteration)
             self._log({**self.tensors, **(run_values.results or {})}, elapsed)
         self._iteration += 1
@@ -204,8 +203,16 @@ class CheckpointSaverHook(SessionRunHook):
         save_secs: float | None = None,
         save_steps: int | None = None,
         saver: Restorable | None = None,
+        checkpoint_basename: str = "model.ckpt",
+        scaffold: None = None,
+        listeners: None = None,
+        save_graph_def: bool = True,
+        *,
         keep: int | None = 5,
     ) -> None:
+        del checkpoint_basename, save_graph_def  # checkpoints have names of their own, and there is no graph
+        _refuse("CheckpointSaverHook", "scaffold", scaffold, "give what is to be saved in saver=")
+        _refuse("CheckpointSaverHook", "listeners", listeners, "write a SessionRunHook with after_run")
         if (save_secs is None) == (save_steps is None):
             raise ConfigError(f"CheckpointSaverHook(save_secs={save_secs}, save_steps={save_steps}): give exactly one")
         self._dir = checkpoint_dir
@@ -224,6 +231,11 @@ class CheckpointSaverHook(SessionRunHook):
             self._checkpoints = Checkpoints(saver, directory, save_steps=self._steps, save_secs=self._secs)
             self._checkpoints.save()
 
+    def wait(self) -> None:
+        """Block until the last save is on disk."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
         if self._checkpoints is not None:
             self._checkpoints.boundary()
@@ -232,6 +244,12 @@ class CheckpointSaverHook(SessionRunHook):
         if self._checkpoints is not None:
             self._checkpoints.save_last()
             self._checkpoints.close()
+
+
+def _refuse(hook: str, name: str, value: object, instead: str) -> None:
+    """TensorFlow's argument is there, so that calls by position or name work; a value for it would have no effect."""
+    if value is not None:
+        raise ConfigError(f"{hook}({name}={value!r}): plait has none; {instead}")
 
 
 class SummarySaverHook(_Counting):
@@ -243,8 +261,10 @@ class SummarySaverHook(_Counting):
         save_secs: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
         summary_writer: Any = None,
+        scaffold: None = None,
         summary_op: Mapping[str, Op] | None = None,
     ) -> None:
+        _refuse("SummarySaverHook", "scaffold", scaffold, "give the Ops by name in summary_op=")
         if output_dir is None and summary_writer is None:
             raise ConfigError("SummarySaverHook needs output_dir= or summary_writer=")
         self._timer = SecondOrStepTimer(save_secs, save_steps)
@@ -263,7 +283,8 @@ class SummarySaverHook(_Counting):
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         step = self.step.value
-        if not self._timer.should_trigger_for_step(step):
+        asked_too_late = self._ops and run_values.results is None  # the seconds were over during the run
+        if asked_too_late or not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
         values = run_values.results if self._ops else _metrics_of(run_context.session)
@@ -344,11 +365,13 @@ class GlobalStepWaiterHook(_Counting):
         self._timeout = timeout
         self._interval = interval
         self._waited = False
+        self._begun: float | None = None
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:  # noqa: ARG002
         if self._waited:
             return None
-        begun = said = time.monotonic()
+        said = time.monotonic()
+        self._begun = begun = self._begun or said  # a session that was made anew waits no longer
         while self.step.value < self._wait_until:
             now = time.monotonic()
             where = f"for global step {self._wait_until} since {now - begun:.0f} s, it is {self.step.value}"
@@ -380,7 +403,8 @@ class ProfilerHook(_Counting):
         self._profile: Any = None
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:  # noqa: ARG002
-        if self._timer.should_trigger_for_step(self.step.value):
+        self._discard()
+        if self._timer.should_trigger_for_step(self.step.value + 1):
             self._profile = torch.profiler.profile(record_shapes=self._shapes, profile_memory=self._memory)
             self._profile.start()
         return None
@@ -393,3 +417,12 @@ class ProfilerHook(_Counting):
             self._timer.update_last_triggered_step(step)
             self._output_dir.mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(self._output_dir / f"timeline-{step}.json"))
+
+    def end(self, session: Session) -> None:  # noqa: ARG002
+        self._discard()
+
+    def _discard(self) -> None:
+        """Stop the profile of a run that did not end well: the data was over, or the session made anew."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.engine.hooks import SessionRunContext, SessionRunHook, SessionRunValues
+from plait.engine.metrics import Latest
 from plait.engine.task import MODE, TaskScope
 from plait.errors import NanLossError
 
@@ -53,8 +54,10 @@ def check_finite(model: Model) -> None:
     """Raise if the last loss of a task is not a number. Reads one value a task: not for every step."""
     for scope, states in model.metric_states.items():
         if scope.mode is MODE.TRAIN and "loss" in states and scope.task in model.losses:
-            value = float(states["loss"].result())
-            seen = model.streams[scope].position or model.streams[scope].epoch
+            state, stream = states["loss"], model.streams[scope]
+            # a run that only looks at the loss moves the stream, and leaves the metric empty
+            seen = state.value is not None if isinstance(state, Latest) else bool(stream.position or stream.epoch)
+            value = float(state.result())
             if seen and not math.isfinite(value):
                 raise NanLossError(
                     f"the loss of {scope} is {value} at global step {model.global_step.value}: lower the learning "

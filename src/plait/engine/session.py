@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from plait.data import Sample
-from plait.engine.calls import feeds_of_this_run, find_placeholder
-from plait.engine.op import GlobalStep, Op, Owner, Placeholder, as_op, default_global_step
+from plait.engine.calls import Now, feeds_of_this_run, find_placeholder
+from plait.engine.op import GlobalStep, Op, Placeholder, as_op, default_global_step
 from plait.engine.task import TaskScope
 from plait.errors import FetchError
 
-__all__ = ["Plan", "Session"]
+__all__ = ["Plan", "Session", "feed_key", "key_of"]
 
 
 class Plan:
     """What one set of fetches needs: which Ops, in which order, with gradients or not, which inputs move on."""
 
-    __slots__ = ("fetches", "order", "owners", "scopes", "streams", "trains")
+    __slots__ = ("calls", "fetches", "modes", "scopes", "single", "slots", "streams", "trains")
 
     def __init__(self, fetches: Any, fed: frozenset[Op]) -> None:
         self.fetches = _resolved(fetches)
-        self.order: list[Op] = []
-        _visit(self.fetches, self.order, set(fed))
-        self.trains = any(op.trains for op in self.order)
-        self.streams = [op.stream for op in self.order if op.stream is not None]
-        owners: dict[int, Owner] = {id(op.owner): op.owner for op in self.order if op.owner is not None}
-        self.owners = list(owners.values())
-        self.scopes: set[TaskScope] = {op.scope for op in self.order if op.scope is not None}
+        order: list[Op] = []
+        _visit(self.fetches, order, set(fed))
+        self.slots = {op: slot for slot, op in enumerate([*fed, *order])}
+        """Where each Op's value stands in a run's list of values; what is fed comes first."""
+        slots = self.slots
+        self.calls = [(slots[op], op.fn, tuple(slots[i] for i in op.inputs), len(op.inputs)) for op in order]
+        self.trains = any(op.trains for op in order)
+        self.streams = [op.stream for op in order if op.stream is not None]
+        self.modes: list[Now] = list({id(op.now): op.now for op in order if op.now is not None}.values())
+        self.single = slots[self.fetches] if isinstance(self.fetches, Op) else None
+        self.scopes: set[TaskScope] = {op.scope for op in order if op.scope is not None}
 
 
 def _resolved(fetches: Any) -> Any:
@@ -50,7 +54,7 @@ def _visit(node: Any, order: list[Op], seen: set[Op]) -> None:
     if isinstance(node, Op):
         if node not in seen:
             seen.add(node)
-            _visit(node.inputs, order, seen)
+            _visit((*node.first, *node.inputs), order, seen)
             order.append(node)
     elif isinstance(node, Mapping):
         _visit(tuple(node.values()), order, seen)
@@ -67,20 +71,21 @@ def key_of(fetches: Any) -> Hashable:
         return (dict, *((key, key_of(value)) for key, value in fetches.items()))
     if isinstance(fetches, (list, tuple)):
         return (type(fetches), *map(key_of, fetches))
-    return as_op(fetches)
+    as_op(fetches)  # says what is wrong with anything but a callable
+    return cast("Hashable", fetches)
 
 
-def _filled(node: Any, values: Mapping[Op, Any]) -> Any:
+def _filled(node: Any, values: list[Any], slots: Mapping[Op, int]) -> Any:
     """The nesting of fetches with each Op's value in its place: tensors detached, never synchronised."""
     if isinstance(node, Op):
-        value = values[node]
+        value = values[slots[node]]
         return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
     if isinstance(node, Mapping):
-        return {key: _filled(value, values) for key, value in node.items()}
+        return {key: _filled(value, values, slots) for key, value in node.items()}
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*(_filled(value, values) for value in node))
+        return type(node)(*(_filled(value, values, slots) for value in node))
     if isinstance(node, (list, tuple)):
-        return type(node)(_filled(value, values) for value in node)
+        return type(node)(_filled(value, values, slots) for value in node)
     return None
 
 
@@ -93,6 +98,7 @@ class Session:
         self.state = state
         """What a checkpoint of this session holds."""
         self._plans: dict[Hashable, Plan] = {}
+        self._values: list[Any] = []
         self._closed = False
 
     def plan(self, fetches: Any, fed: frozenset[Op] = frozenset()) -> Plan:
@@ -107,35 +113,54 @@ class Session:
         if self._closed:
             raise FetchError("this session is closed: run() needs an open one, `with plait.Session() as session:`")
         if not feed_dict:
-            return self.execute(self.plan(fetches), {})
-        feeds = {_feed_key(key): value for key, value in feed_dict.items()}
+            plan = self._plans.get(fetches) if isinstance(fetches, Op) else None
+            return self._execute(plan or self.plan(fetches), None)
+        feeds = {feed_key(key): value for key, value in feed_dict.items()}
         values = {op: op.convert(v) if isinstance(op, Placeholder) else v for op, v in feeds.items()}
-        return self.execute(self.plan(fetches, frozenset(values)), values)
+        previous = feeds_of_this_run(values)
+        try:
+            return self._execute(self.plan(fetches, frozenset(values)), values)
+        finally:
+            feeds_of_this_run(previous)
 
-    def execute(self, plan: Plan, values: dict[Op, Any]) -> Any:
+    def _execute(self, plan: Plan, feeds: Mapping[Op, Any] | None) -> Any:
         """Run a plan: set the mode, call the Ops in order, then count the batches as consumed."""
-        for owner in plan.owners:
-            owner.enter_mode(plan.trains)
-        if plan.trains:
-            self._call(plan, values)
+        trains = plan.trains
+        for now in plan.modes:
+            if now.training is not trains:
+                now.enter_mode(trains)
+        values: list[Any] = [None] * len(plan.slots)
+        if feeds is not None:
+            for op, value in feeds.items():
+                values[plan.slots[op]] = value
+        if trains:
+            for slot, fn, inputs, count in plan.calls:
+                if count == 1:
+                    values[slot] = fn(values[inputs[0]])
+                elif count == 0:
+                    values[slot] = fn()
+                else:
+                    values[slot] = fn(*[values[i] for i in inputs])
         else:
             with torch.no_grad():
-                self._call(plan, values)
+                for slot, fn, inputs, _ in plan.calls:
+                    values[slot] = fn(*[values[i] for i in inputs])
         for stream in plan.streams:
-            stream.commit()
-        return _filled(plan.fetches, values)
-
-    def _call(self, plan: Plan, values: dict[Op, Any]) -> None:
-        previous = feeds_of_this_run(values) if values else None
-        try:
-            for op in plan.order:
-                values[op] = op.fn(*[values[i] for i in op.inputs])
-        finally:
-            if previous is not None:
-                feeds_of_this_run(previous)
+            stream.pending = None  # what stream.commit() does, without the call
+            stream.position += 1
+        # Values live until the next run's are there, as in a bare loop: memory is then taken and freed in its order.
+        self._values = values
+        if plan.single is None:
+            return _filled(plan.fetches, values, plan.slots)
+        value = values[plan.single]
+        return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
     def close(self) -> None:
+        self._values = []
         self._closed = True
+        for plan in self._plans.values():
+            for now in plan.modes:
+                now.leave()
 
     def __enter__(self) -> Session:
         return self
@@ -146,8 +171,8 @@ class Session:
         self.close()
 
 
-def _feed_key(key: Any) -> Op:
-    """The Op that a key of feed_dict means: itself, or the placeholder behind a tensor made at the build."""
+def feed_key(key: Any) -> Op:
+    """The Op that a key of feed_dict means: itself, or the placeholder behind a tensor in a function."""
     if isinstance(key, Op):
         return key
     found = find_placeholder(key) if isinstance(key, torch.Tensor) else None

@@ -14,7 +14,14 @@ import torch
 
 from plait.errors import ConfigError
 
-__all__ = ["RunConfig", "SessionConfig", "check_opt_config", "check_sync_optimizer_config", "read_config"]
+__all__ = [
+    "RunConfig",
+    "SessionConfig",
+    "check_count",
+    "check_opt_config",
+    "check_sync_optimizer_config",
+    "read_config",
+]
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 CONFIG_VARIABLE = "PLAIT_CONFIG"
@@ -58,7 +65,11 @@ class SessionConfig:
     def resolved_device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        device = torch.device(self.device)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            seen = torch.cuda.device_count()
+            raise ConfigError(f"device={self.device!r}: PyTorch sees {seen} CUDA devices here; write 'cpu' or 'auto'")
+        return device
 
     def apply(self) -> None:
         """Make the process-wide settings that were asked for."""
@@ -70,7 +81,15 @@ class SessionConfig:
             torch.use_deterministic_algorithms(True)
 
 
-def _check_keys(what: str, given: Mapping[str, Any], known: list[str]) -> None:
+def check_count(name: str, value: Any, *, whole: bool = True) -> None:
+    """A number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
+        raise ConfigError(f"{name}={value!r}: write a {'whole ' if whole else ''}number above 0")
+
+
+def _check_keys(what: str, given: Any, known: list[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} is a {type(given).__name__}: write a dict of {', '.join(known)}")
     unknown = [str(key) for key in given if key not in known]
     if unknown:
         raise ConfigError(f"{what} has unknown keys {', '.join(unknown)}: it takes {', '.join(known)}")
@@ -81,8 +100,8 @@ Reduce = str | Callable[[torch.Tensor], torch.Tensor]
 
 def check_opt_config(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options of differentially private optimizers, with the documented defaults; a copy, never shared."""
+    _check_keys("opt_config", given or {}, ["REDUCE", "BACKEND_MODE"])
     config: dict[str, Any] = {"REDUCE": "mean", "BACKEND_MODE": "noise"} | dict(given or {})
-    _check_keys("opt_config", config, ["REDUCE", "BACKEND_MODE"])
     if config["REDUCE"] not in ("mean", "sum") and not callable(config["REDUCE"]):
         raise ConfigError(f"opt_config REDUCE={config['REDUCE']!r}: write 'mean', 'sum', or a function of the losses")
     if config["BACKEND_MODE"] not in ("noise", "unnoise"):
@@ -92,8 +111,8 @@ def check_opt_config(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def check_sync_optimizer_config(given: Mapping[str, Any] | None, worker_num: int) -> dict[str, Any]:
     """The options of synchronous training on several workers."""
+    _check_keys("sync_optimizer_config", given or {}, ["replicas_to_aggregate", "total_num_replicas"])
     config = dict(given or {})
-    _check_keys("sync_optimizer_config", config, ["replicas_to_aggregate", "total_num_replicas"])
     for key, value in config.items():
         if not isinstance(value, int) or not 1 <= value <= worker_num:
             raise ConfigError(f"sync_optimizer_config {key}={value!r}: write 1 to {worker_num}, the number of workers")
@@ -118,8 +137,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.role not in ("worker", "ps", "leader", "follower"):
             raise ConfigError(f"role={self.role!r}: write 'worker', 'ps', 'leader' or 'follower'")
-        if not 0 <= self.worker_id < self.worker_num:
-            raise ConfigError(f"worker_id={self.worker_id} is not below worker_num={self.worker_num}")
+        check_count("worker_num", self.worker_num)
+        if not isinstance(self.worker_id, int) or not 0 <= self.worker_id < self.worker_num:
+            raise ConfigError(f"worker_id={self.worker_id!r}: write 0 to {self.worker_num - 1}, below worker_num")
+        if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, str):
+            raise ConfigError(f"checkpoint dir={self.checkpoint_dir!r}: write a path in quotes")
 
     def get(self, *keys: str, default: Any = None) -> Any:
         """A value of the file by its path: `get("model", "width")` or `get("model.width")`."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.engine.op import Op
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.errors import OutOfRangeError, StageError
 from plait.rng import derive_seed
@@ -16,11 +15,7 @@ if TYPE_CHECKING:
     from plait.data import Stream
     from plait.engine.model import Model
 
-__all__ = ["CotrainStage", "LoopStage", "ModelBank", "Stage", "train_loop"]
-
-
-def _nothing() -> None:
-    pass
+__all__ = ["CotrainStage", "EvalStage", "LoopStage", "ModelBank", "Stage", "eval_loop", "train_loop"]
 
 
 class Stage:
@@ -28,8 +23,8 @@ class Stage:
 
     sess: Any = None
     """The session that runs this stage."""
-    boundary: Callable[[], None] = staticmethod(_nothing)
-    """To be called between steps, when all state is whole: checkpoints are made here."""
+    boundary: Callable[[], None] | None = None
+    """To be called between steps, when all state is whole: checkpoints are made here. None: no checkpoints."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no run(): write one, `def run(self, ...)`")
@@ -117,13 +112,15 @@ class LoopStage(Stage):
             try:
                 session.run(run_ops, feed_dict)
             except (OutOfRangeError, StopIteration):
-                if self.across_passes and self.stream is not None and not self.stream.spent:
+                # a pass that ended where the last run was suspended is not the end of this one
+                if (self.across_passes or self._run_step == 0) and self.stream is not None and not self.stream.spent:
                     continue
                 self.finish = True
                 return
             self._run_step += 1
             self.lstep += 1
-            boundary()
+            if boundary is not None:
+                boundary()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -142,11 +139,32 @@ class LoopStage(Stage):
         self.finish, self.spent, self.stopped = (bool(state[key]) for key in ("finish", "spent", "stopped"))
 
 
-def train_loop(model: Model, mode: MODE, task: str | None, **limits: Any) -> LoopStage:
-    """The loop over a task's training or evaluation steps."""
-    scope = model._scope(mode, task)  # noqa: SLF001 - a friend
-    op: Op = model.eval_op(scope.task) if mode is MODE.EVAL else model.train_op(scope.task)
-    return LoopStage(op, scope=scope, model=model, **limits)
+class EvalStage(LoopStage):
+    """An evaluation: starts from fresh metrics and writes down in `model.history` what it found."""
+
+    def start(self) -> None:
+        super().start()
+        if self.model is not None:
+            self.model.reset_metrics(self.scope)
+
+    def run(self, feed_dict: Mapping[Any, Any] | None = None) -> dict[str, float] | None:
+        found = super().run(feed_dict)
+        if self.model is not None:
+            step = self.model.global_step.value
+            self.model.history.append({"task": self.scope.task, "global_step": step, "metrics": found})
+        return found
+
+
+def train_loop(model: Model, task: str | None, **limits: Any) -> LoopStage:
+    """The loop over a task's training steps."""
+    scope = model._scope(MODE.TRAIN, task)  # noqa: SLF001 - a friend
+    return LoopStage(model.train_op(scope.task), scope=scope, model=model, **limits)
+
+
+def eval_loop(model: Model, task: str | None, **limits: Any) -> EvalStage:
+    """The loop over a task's evaluation steps."""
+    scope = model._scope(MODE.EVAL, task)  # noqa: SLF001 - a friend
+    return EvalStage(model.eval_op(scope.task), scope=scope, model=model, **limits)
 
 
 class CotrainStage(Stage):
@@ -164,10 +182,13 @@ class CotrainStage(Stage):
         self._ops = {task: model.train_op(task) for task in self.ratio}
         self._draws = 0
         self._run_step = 0
+        self._begun: list[str | None] = []
+        """Tasks that have made a step in this run."""
         self._ended: list[str | None] = []
 
     def start(self) -> None:
         self._run_step = 0
+        self._begun = []
         self._ended = [task for task in self.ratio if self._stream(task).spent]
         self.finish = False
 
@@ -189,10 +210,15 @@ class CotrainStage(Stage):
                 with task_scope(MODE.TRAIN, task):
                     self.sess.run(self._ops[task], feed_dict)
             except (OutOfRangeError, StopIteration):
-                self._ended.append(task)
+                # a pass that ended where the last run was suspended is not the end of this one
+                if task in self._begun or self._stream(task).spent:
+                    self._ended.append(task)
                 continue
+            if task not in self._begun:
+                self._begun.append(task)
             self._run_step += 1
-            self.boundary()
+            if self.boundary is not None:
+                self.boundary()
 
     def _draw(self) -> str | None:
         """The n-th draw is a pure function of (seed, n): only n needs to be saved."""
@@ -209,6 +235,7 @@ class CotrainStage(Stage):
         return {
             "draws": self._draws,
             "run_step": self._run_step,
+            "begun": list(self._begun),
             "ended": list(self._ended),
             "finish": self.finish,
             "spent": self.spent,
@@ -218,7 +245,7 @@ class CotrainStage(Stage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._draws = int(state["draws"])
         self._run_step = int(state["run_step"])
-        self._ended = list(state["ended"])
+        self._begun, self._ended = list(state["begun"]), list(state["ended"])
         self.finish, self.spent, self.stopped = (bool(state[key]) for key in ("finish", "spent", "stopped"))
 
 

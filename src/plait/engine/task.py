@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from enum import Enum
 from types import TracebackType
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-__all__ = ["DEFAULT_MODE", "MODE", "TaskScope", "current_task_scope", "task_scope"]
+__all__ = ["DEFAULT_MODE", "MODE", "Frame", "TaskScope", "current_task_scope", "local", "task_scope"]
 
 
 class MODE(str, Enum):
@@ -47,11 +47,21 @@ class TaskScope(NamedTuple):
         return f"{self.mode or MODE.TRAIN}{f' of task {self.task!r}' if self.task is not None else ''}"
 
 
-class _Current(threading.local):
-    scope = TaskScope()
+class Frame:
+    """What surrounds the code that runs: the current scope, and the user function, if one is being called."""
+
+    __slots__ = ("call", "scope")
+
+    def __init__(self, scope: TaskScope, call: Any = None) -> None:
+        self.scope = scope
+        self.call = call
 
 
-_current = _Current()
+class _Local(threading.local):
+    frame = Frame(TaskScope())
+
+
+local = _Local()
 
 
 def current_task_scope() -> TaskScope:
@@ -61,7 +71,7 @@ def current_task_scope() -> TaskScope:
     ...     current_task_scope().task
     'click'
     """
-    return _current.scope
+    return local.frame.scope
 
 
 class task_scope:  # noqa: N801 - a function in the document; a class so that `with` restores the scope
@@ -70,8 +80,9 @@ class task_scope:  # noqa: N801 - a function in the document; a class so that `w
     __slots__ = ("_previous", "scope")
 
     def __init__(self, mode: MODE | None = None, task: str | None = None) -> None:
-        self._previous = _current.scope
-        self.scope = _current.scope = TaskScope(None if mode is None else MODE(mode), task)
+        self._previous = local.frame
+        self.scope = TaskScope(None if mode is None else MODE(mode), task)
+        local.frame = Frame(self.scope, self._previous.call)
 
     def __enter__(self) -> TaskScope:
         return self.scope
@@ -79,11 +90,4 @@ class task_scope:  # noqa: N801 - a function in the document; a class so that `w
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.scope = self._previous
-
-
-def swap_scope(scope: TaskScope) -> TaskScope:
-    """Set the scope and return the one before: the cheap form that the engine uses at every step."""
-    previous = _current.scope
-    _current.scope = scope
-    return previous
+        local.frame = self._previous

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -68,7 +68,9 @@ class Saver:
             self.global_step.value = int(tree["global_step"])
             set_rng_state(tree["random"])
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise MismatchError(f"the checkpoint belongs to another program: {error}") from error
+            raise MismatchError(
+                f"the checkpoint belongs to another program: {error}; choose another checkpoint_dir"
+            ) from error
         return True
 
     def check(self) -> None:
@@ -124,6 +126,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         model = model or current_model()
         saver = ModelState(model) if model is not None else None
     usual: list[SessionRunHook] = []
+    saving: CheckpointSaverHook | None = None
     if log_step_count_steps:
         usual.append(StepCounterHook(every_n_steps=log_step_count_steps))
     where = summary_dir or checkpoint_dir
@@ -132,20 +135,28 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         usual.append(SummarySaverHook(save_steps=steps, save_secs=save_summaries_secs, output_dir=where))
     if is_chief and checkpoint_dir is not None and (save_checkpoint_secs or save_checkpoint_steps):
         secs = save_checkpoint_secs if save_checkpoint_steps is None else None
-        usual.append(CheckpointSaverHook(checkpoint_dir, secs, save_checkpoint_steps, saver))
+        saving = CheckpointSaverHook(checkpoint_dir, secs, save_checkpoint_steps, saver)
+        usual.append(saving)
     mine = [*(hooks or ()), *((chief_only_hooks or ()) if is_chief else ())]
-    create = _creator(model, saver, checkpoint_dir)
+    create = _creator(model, saver, checkpoint_dir, saving)
     scoped = model.hooks if model is not None else None
     return MonitoredSession(create, [*mine, *usual], stop_grace_period_secs, scoped_hooks=scoped)
 
 
-def _creator(model: Model | None, saver: Restorable | None, checkpoint_dir: str | os.PathLike[str] | None) -> Any:
+def _creator(
+    model: Model | None,
+    saver: Restorable | None,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    saving: CheckpointSaverHook | None,
+) -> Callable[[], Session]:
     """Make a session from the last checkpoint, at the start and after each recovery."""
 
     def create() -> Session:
         if checkpoint_dir is not None:
             if saver is None:
                 raise CheckpointError("checkpoint_dir is given, but there is nothing to restore: pass model= or saver=")
+            if saving is not None:
+                saving.wait()  # what is still being written is the last checkpoint
             Checkpoints(saver, CheckpointDir(checkpoint_dir)).restore()
         step = saver.global_step if saver is not None else None
         return Session(model, step, state=saver)

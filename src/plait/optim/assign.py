@@ -82,7 +82,9 @@ def scope_optimizer(scope_to_opt: Mapping[str, Any]) -> Callable[[_Model, str | 
                     raise VariableError(f"variable {name!r} is in two scopes, {claimed[name]!r} and {scope!r}")
                 claimed[name] = scope
             variables = list(inside.values())
-            assignment[model.make_optimizer(opt, variables, scope)] = (variables, scope)
+            made = model.make_optimizer(opt, variables, scope)
+            before, _ = assignment.get(made, ([], None))  # one that has its parameters may serve several scopes
+            assignment[made] = ([*before, *variables], None if before else scope)
         return assignment
 
     return optimizer_fn

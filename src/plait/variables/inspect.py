@@ -18,6 +18,8 @@ from plait.variables.tree import MARKER
 __all__ = ["describe", "plain_table"]
 
 _SHORT = 60
+_STAGES = 12
+"""How many of the last stages are listed."""
 
 
 def describe(path: str | os.PathLike[str]) -> str:
@@ -114,11 +116,13 @@ def _journal(journal: Any) -> str:
     if not isinstance(journal, dict):
         return ""
     done = journal.get("done")
-    rows = [_stage_row(stage) for stage in done] if isinstance(done, list) else []
+    rows = [_stage_row(stage) for stage in done[-_STAGES:]] if isinstance(done, list) else []
+    if isinstance(done, list) and done[_STAGES:]:
+        rows.insert(0, [f"({len(done) - _STAGES} before)", "done", "", ""])
     running = journal.get("running")
     if isinstance(running, dict):
         rows.append([str(running.get("name")), "running", "", _cut(running.get("state"))])
-    title = _printable(f"journal of {journal.get('project')}: {len(rows)} stages")
+    title = _printable(f"journal of {journal.get('project')}: {len(done) if isinstance(done, list) else 0} stages done")
     return f"{title}\n{plain_table(['stage', 'is', 'result', 'state'], rows)}" if rows else title
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plait.errors import VariableError
-from plait.variables.store import Reuse, VariableStore, current, variable_name
+from plait.variables.store import Reuse, VariableFrame, VariableStore, current, variable_name
 
 __all__ = ["GraphKeys", "add_to_collection", "get_collection", "get_variable", "layer", "variable_scope"]
 
@@ -33,42 +33,52 @@ class variable_scope:  # noqa: N801 - TensorFlow's name
     `reuse=True` hands out what exists and creates nothing, `plait.AUTO_REUSE` does either; inner scopes inherit both.
     """
 
-    __slots__ = ("_saved", "name", "reuse")
+    __slots__ = ("_frame", "_previous")
 
     def __init__(self, name_or_scope: str | variable_scope, reuse: Reuse = None) -> None:
-        self.name: str = (
-            name_or_scope.name if isinstance(name_or_scope, variable_scope) else f"{current.prefix}{name_or_scope}"
+        outer = current.frame
+        prefix = (
+            name_or_scope.name + "/" if isinstance(name_or_scope, variable_scope) else f"{outer.prefix}{name_or_scope}/"
         )
-        self.reuse = reuse or current.reuse
-        self._saved: tuple[str, Reuse] = ("", None)
+        self._frame = VariableFrame(outer.store, prefix, reuse or outer.reuse)
+        self._previous = outer
+
+    @property
+    def name(self) -> str:
+        return self._frame.prefix[:-1]
+
+    @property
+    def reuse(self) -> Reuse:
+        return self._frame.reuse
 
     def __enter__(self) -> variable_scope:
-        self._saved = (current.prefix, current.reuse)
-        current.prefix = f"{self.name}/"
-        current.reuse = self.reuse
+        self._previous = current.frame
+        current.frame = self._frame
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        current.prefix, current.reuse = self._saved
+        current.frame = self._previous
 
     def reuse_variables(self) -> None:
         """From here on, hand out what exists."""
-        self.reuse = current.reuse = True
+        self._frame.reuse = True
 
 
 def _store() -> VariableStore:
-    if current.store is None:
+    store = current.frame.store
+    if store is None:
         raise VariableError(
             "no model is at hand: call this inside a loss_fn, eval_fn or model_fn, or in `with model.scope():`"
         )
-    return current.store
+    return store
 
 
 def layer(name: str, factory: Callable[..., M], *args: Any, **kwargs: Any) -> M:
     """Get or create the module `name` in the current scope: `plait.layer("fc1", nn.Linear, 64, 128)(x)`."""
-    made: M = _store().get(current.prefix + name, "layer", lambda: factory(*args, **kwargs), current.reuse)
+    frame = current.frame
+    made: M = _store().get(frame.prefix + name, "layer", lambda: factory(*args, **kwargs), frame.reuse)
     return made
 
 
@@ -90,7 +100,7 @@ def get_variable(
     without one, Glorot's uniform initialisation for two and more dimensions, zeros for fewer.
     """
     store = _store()
-    full = current.prefix + name
+    full = current.frame.prefix + name
 
     def create() -> torch.Tensor:
         value = _initial(full, shape, dtype, initializer).to(store.device)
@@ -99,7 +109,7 @@ def get_variable(
             store.collections.setdefault(key, []).append(made)
         return made
 
-    variable: torch.Tensor = store.get(full, "variable", create, current.reuse)
+    variable: torch.Tensor = store.get(full, "variable", create, current.frame.reuse)
     if shape is not None and list(variable.shape) != list(shape):
         raise VariableError(f"variable {full!r} has shape {list(variable.shape)}, not {list(shape)}")
     if regularizer is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from plait.errors import VariableError
 from plait.rng import derive_seed, isolated_rng
 
-__all__ = ["AUTO_REUSE", "Reuse", "VariableStore", "current", "variable_name"]
+__all__ = ["AUTO_REUSE", "Reuse", "VariableFrame", "VariableStore", "current", "variable_name"]
 
 AUTO_REUSE: Literal["auto"] = "auto"
 """Get the variable if it exists, create it if it does not."""
@@ -23,18 +24,29 @@ ROOT = "_scoped"
 """The attribute of a Model below which scoped variables live, so that a scope may be called `train` or `type`."""
 
 
+class VariableFrame:
+    """Where a variable's name is looked up: in which store, below which scope, under which rule of reuse."""
+
+    __slots__ = ("prefix", "reuse", "store")
+
+    def __init__(self, store: VariableStore | None = None, prefix: str = "", reuse: Reuse = None) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.reuse = reuse
+
+
 class _Current(threading.local):
-    store: VariableStore | None = None
-    prefix: str = ""
-    reuse: Reuse = None
+    frame = VariableFrame()
 
 
 current = _Current()
-_Saved = tuple["VariableStore | None", str, Reuse]
 
 
 class _Scope(nn.Module):
     """A scope: holds what is made in it, under any name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # nn.Module's would refuse `training = False` where a child is called so
 
 
 def variable_name(path: str) -> str:
@@ -51,7 +63,6 @@ class VariableStore:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.root = _Scope()
-        self.frozen = False
         self.module: nn.Module = self.root
         """The module whose variables these are among: the Model."""
         self.device = torch.device("cpu")
@@ -66,30 +77,24 @@ class VariableStore:
         self._task: str | None = None
         self._building = False
 
-    def enter(self, task: str | None, building: bool) -> _Saved:
-        """Make this store the current one for a user function's call; returns what to `leave` with."""
-        saved = (current.store, current.prefix, current.reuse)
-        current.store, current.prefix, current.reuse = self, "", None
-        self._task = task
-        self._building = building
-        if building:
-            self._called = set()
-        if self.step_collections:
-            self.step_collections = {}
-        return saved
-
-    @staticmethod
-    def leave(saved: _Saved) -> None:
-        current.store, current.prefix, current.reuse = saved
+    @contextmanager
+    def building(self, task: str | None) -> Iterator[None]:
+        """Inside, new variables may be made, and belong to `task`."""
+        self._task, self._called, self._building = task, set(), True
+        try:
+            yield
+        finally:
+            self._building = False
 
     def get(self, name: str, kind: str, create: Callable[[], nn.Module | torch.Tensor], reuse: Reuse) -> Any:
         """The thing called `name`, made with `create` where the rules of reuse allow it."""
         found = self._made.get(name)
         if found is None:
             return self._make(name, kind, create, reuse)
-        if self._building and not reuse:
-            self._check_not_twice(name)
-        self._called.add(name)
+        if self._building:
+            if not reuse:
+                self._check_not_twice(name)
+            self._called.add(name)
         return found
 
     def _check_not_twice(self, name: str) -> None:
@@ -104,7 +109,7 @@ class VariableStore:
             raise VariableError(
                 f"the scope says reuse=True, but there is no {kind} {name!r}: it has {self._near(name)}"
             )
-        if self.frozen:
+        if not self._building:
             raise VariableError(
                 f"{kind} {name!r} is new after compile(): what a function makes, it makes in its first call. "
                 f"The model has {self._near(name)}"
@@ -116,8 +121,8 @@ class VariableStore:
         self._made[name] = made
         self._owners[name] = self._task
         self._called.add(name)
-        if isinstance(made, nn.Module):
-            self.fresh_buffers += [(buffer, buffer.clone()) for buffer in made.buffers()]
+        fresh = made.buffers() if isinstance(made, nn.Module) else [made]
+        self.fresh_buffers += [(buffer, buffer.detach().clone()) for buffer in fresh]
         return made
 
     def _insert(self, name: str, made: nn.Module | torch.Tensor) -> None:
