@@ -223,6 +223,7 @@ def test_eval_fn_finds_what_loss_fn_made_and_another_task_must_say_reuse():
     def compiled(reuse):
         model = efl.Model()
         for task in ("a", "b"):
+
             def loss_fn(model, sample):
                 with plait.variable_scope("shared", reuse=reuse):
                     return plait.layer("fc", nn.Linear, 2, 1)(sample.x).mean()

@@ -84,6 +84,16 @@ class Now:
             self.enter_mode(True)
         self.training = self.sample = None
 
+    def left_in_evaluation(self) -> list[str]:
+        """The modules that the user has set to evaluate, as in `model.norm.eval()`, by their paths."""
+        before = dict(self._modes)
+        return [path for path, module in self._module.named_modules() if not before.get(module, module.training)]
+
+    def load_modes(self, evaluating: list[str]) -> None:
+        self.leave()
+        for path, module in self._module.named_modules():
+            module.training = path not in evaluating
+
 
 class UserCall:
     """Calls one function of the user's with a batch, in its task scope, with the model's variables at hand.

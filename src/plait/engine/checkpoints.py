@@ -96,10 +96,10 @@ class Checkpoints:
     def boundary(self) -> None:
         """Between two steps: save if it is time."""
         self._changed = True
-        if self._save_steps is not None:
-            if self._state.global_step.value - self._saved_step >= self._save_steps:
-                self.save()
-        elif self._save_secs is not None and time.monotonic() - self._saved_at >= self._save_secs:
+        steps, secs = self._save_steps, self._save_secs
+        if (steps is not None and self._state.global_step.value - self._saved_step >= steps) or (
+            secs is not None and time.monotonic() - self._saved_at >= secs
+        ):
             self.save()
 
     def after_stage(self) -> None:

@@ -81,6 +81,7 @@ def fit(
         strategy=model.strategy,
         config=run_config,
     )
+    model.fit_hooks = list(settings.hooks)
     begun = time.monotonic()
     hooks_before = {scope: list(hooks) for scope, hooks in model.hooks.items()}
     with ExitStack() as stack:
@@ -100,7 +101,7 @@ def fit(
             settings.project_name,
             settings.checkpoint_dir,
         )
-    log.info("%s", final_table(model, time.monotonic() - begun))
+    log.info("finished\n%s", final_table(model, time.monotonic() - begun))
 
 
 def _run(
@@ -122,10 +123,12 @@ def _run(
     try:
         with MonitoredSession(create, hooks, scoped_hooks=model.hooks, recover=recover_in_place) as session:
             manager.set_monitored_sess(session)
-            if checkpoints is not None:
+            if checkpoints is None:
+                manager.init_arg(session)
+                procedure_fn(model)
+            else:
                 checkpoints.save_first()
-            _keep_running(model, manager, procedure_fn, session)
-            if checkpoints is not None:
+                _keep_running(model, manager, procedure_fn, session)
                 checkpoints.save_last()
     finally:
         for hook in progress:

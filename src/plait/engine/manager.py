@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plait.engine.settings import RunConfig
 from plait.engine.stage import Stage
 from plait.engine.strategy import Local, Strategy
-from plait.errors import StageError
+from plait.errors import OutOfRangeError, StageError
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
@@ -65,10 +65,16 @@ class _FunctionStage(Stage):
         self.context = context
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it as (sess, ctx, ...) if its second parameter is `ctx` or it needs one more, else as (sess, ...)."""
+        """Call it as (sess, ctx, ...) if its second parameter is `ctx` or it needs one more, else as (sess, ...).
+
+        The end of the data ends the function, as it ends a loop, and nothing else.
+        """
         if _takes_context(self.function, self.sess, *args, **kwargs):
-            return self.function(self.sess, self.context, *args, **kwargs)
-        return self.function(self.sess, *args, **kwargs)
+            args = (self.context, *args)
+        try:
+            return self.function(self.sess, *args, **kwargs)
+        except (OutOfRangeError, StopIteration):
+            return None
 
 
 def _takes_context(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
@@ -83,6 +89,15 @@ def _takes_context(function: Callable[..., Any], *args: Any, **kwargs: Any) -> b
     except TypeError:
         return True
     return False
+
+
+def as_recorded(result: Any) -> Any:
+    """A stage's result as the journal gives it back after a restart: JSON has lists, no tuples."""
+    if isinstance(result, (list, tuple)):
+        return [as_recorded(item) for item in result]
+    if isinstance(result, dict):
+        return {key: as_recorded(item) for key, item in result.items()}
+    return result
 
 
 class StageManager:
@@ -114,7 +129,7 @@ class StageManager:
         """[name, result, where the stage stood at its end], for each stage that ended."""
         self.before_stage: Callable[[], None] = lambda: None
         self.after_stage: Callable[[], None] = lambda: None
-        self.boundary: Callable[[], None] | None = None
+        self.boundary: Callable[[], None] = lambda: None
         self.resumed = 0
         """How many stages an earlier process had done."""
         self._strategy = strategy or Local()
@@ -123,12 +138,15 @@ class StageManager:
         self._index = 0
         self._running: tuple[str, Stage] | None = None
         self._interrupted: Mapping[str, Any] | None = None
+        self._stopped = False
 
     def init_arg(self, sess: Any) -> None:
         """Begin the procedure (again): the next `stage` call is its first."""
         self._sess = sess
         self._index = 0
         self._running = None
+        if self._stopped:
+            sess.request_stop()
 
     def set_monitored_sess(self, sess: Any) -> None:
         self._sess = sess
@@ -147,7 +165,7 @@ class StageManager:
         self._running = (name, stage)
         self.before_stage()
         try:
-            result = stage(*args, **kwargs)
+            result = as_recorded(stage(*args, **kwargs))
             self._strategy.barrier(name, interval)
         finally:
             self._running = None
@@ -164,8 +182,8 @@ class StageManager:
     def _place(self, index: int, name: str, stage: Stage) -> None:
         """Give the stage its session, and start it: from its beginning, or where it was interrupted."""
         stage.sess = self._sess
-        loops = not isinstance(stage, _FunctionStage)
-        stage.boundary = self.boundary if loops else None
+        if not isinstance(stage, _FunctionStage):
+            stage.boundary = self.boundary
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is None:
             stage.start()
@@ -184,7 +202,13 @@ class StageManager:
         running = None
         if self._running is not None:
             running = {"name": self._running[0], "state": self._running[1].state_dict()}
-        return {"project": self.project_name, "done": [list(entry) for entry in self.done], "running": running}
+        stopped = self._sess is not None and self._sess.should_stop()
+        return {
+            "project": self.project_name,
+            "done": [list(entry) for entry in self.done],
+            "running": running,
+            "stopped": stopped,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["project"] != self.project_name:
@@ -192,3 +216,4 @@ class StageManager:
         self.done = [list(entry) for entry in state["done"]]
         self.resumed = len(self.done)
         self._interrupted = state["running"]
+        self._stopped = bool(state["stopped"])

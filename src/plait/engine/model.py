@@ -56,6 +56,8 @@ class Model(nn.Module):
         self.loss_metrics: dict[str | None, Latest] = {}
         """Where each task's update leaves its loss for the log."""
         self.hooks: dict[TaskScope, list[SessionRunHook]] = {}
+        self.fit_hooks: list[SessionRunHook] = []
+        """Those given to `fit`, which see every run."""
         self.calls: dict[TaskScope, UserCall] = {}
         self.assignments: dict[str | None, Assignment] = {}
         self.history: list[dict[str, Any]] = []
@@ -339,9 +341,9 @@ class Model(nn.Module):
     ) -> None:
         """Run a procedure to its end; with `checkpoint_dir`, a killed run goes on where its last checkpoint was.
 
-        A checkpoint is made every `save_steps` training steps or `save_secs` seconds, and at the end; the newest `keep`
-        stay. `project_name` names the journal of stages: under another name, training starts its stages anew from the
-        weights found. `config` is a TOML or JSON file that may set these.
+        A checkpoint is made every `save_steps` training steps, after `save_secs` seconds, and at the end; the newest
+        `keep` stay. `project_name` names the journal of stages: under another name, training starts its stages anew
+        from the weights found. `config` is a TOML or JSON file that may set these.
         """
         from plait.engine.fit import FitSettings, fit  # noqa: PLC0415 - the session and stages are above the model
 

@@ -61,6 +61,7 @@ class MonitoredSession:
 
     def recreate(self) -> None:
         """Make the session anew, as after a recoverable error: `after_create_session` is called, `begin` is not."""
+        self._stop = False
         self._create()
 
     @property

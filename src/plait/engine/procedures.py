@@ -63,9 +63,11 @@ def train_and_eval(
         iteration = 0
         while max_iter is None or iteration < max_iter:
             model.run_stage("train", learn)
+            if learn.stopped:
+                break
             _evaluate(model, test)
             iteration += 1
-            if learn.spent or learn.stopped or test.stopped:
+            if learn.spent or test.stopped:
                 break
 
     return procedure
@@ -97,10 +99,12 @@ def cotrain(
         iteration = 0
         while max_iter is None or iteration < max_iter:
             model.run_stage("train", learn)
+            if learn.stopped:
+                break
             for test in tests:
                 _evaluate(model, test)
             iteration += 1
-            if learn.spent or learn.stopped or any(test.stopped for test in tests):
+            if learn.spent or any(test.stopped for test in tests):
                 break
 
     return procedure

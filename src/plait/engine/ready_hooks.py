@@ -311,7 +311,10 @@ def open_writer(directory: str | os.PathLike[str], step: int) -> Any:
     """A TensorBoard writer; what an interrupted run wrote after `step` is hidden."""
     from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - heavy
 
-    return SummaryWriter(os.fspath(directory), purge_step=step)
+    try:
+        return SummaryWriter(os.fspath(directory), purge_step=step)
+    except OSError as error:
+        raise ConfigError(f"summaries cannot be written to {directory}: {error}; name another directory") from error
 
 
 class NanTensorHook(SessionRunHook):

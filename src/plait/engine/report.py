@@ -22,10 +22,18 @@ __all__ = ["LoggerHook", "check_finite", "final_table", "log", "log_line"]
 log = logging.getLogger("plait")
 
 
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg] # it takes one only from Python 3.11 on
+    """Writes to what `sys.stderr` is at that moment: a progress line puts itself there, to keep below the log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def show_log() -> None:
     """Send plait's log to stderr as `INFO:plait:...`, unless the program has set logging up itself."""
     if not log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
+        handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
         log.addHandler(handler)
         if log.level == logging.NOTSET:

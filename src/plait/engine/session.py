@@ -133,7 +133,7 @@ class Session:
         if feeds is not None:
             for op, value in feeds.items():
                 values[plan.slots[op]] = value
-        if trains:
+        if trains or not plan.modes:  # a step of the user's own, without a Model, sees to gradients itself
             for slot, fn, inputs, count in plan.calls:
                 if count == 1:
                     values[slot] = fn(values[inputs[0]])

@@ -23,8 +23,8 @@ class Stage:
 
     sess: Any = None
     """The session that runs this stage."""
-    boundary: Callable[[], None] | None = None
-    """To be called between steps, when all state is whole: checkpoints are made here. None: no checkpoints."""
+    boundary: Callable[[], None] = staticmethod(lambda: None)
+    """To be called between steps, when all state is whole: checkpoints are made here."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no run(): write one, `def run(self, ...)`")
@@ -119,8 +119,7 @@ class LoopStage(Stage):
                 return
             self._run_step += 1
             self.lstep += 1
-            if boundary is not None:
-                boundary()
+            boundary()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -217,8 +216,7 @@ class CotrainStage(Stage):
             if task not in self._begun:
                 self._begun.append(task)
             self._run_step += 1
-            if self.boundary is not None:
-                self.boundary()
+            self.boundary()
 
     def _draw(self) -> str | None:
         """The n-th draw is a pure function of (seed, n): only n needs to be saved."""

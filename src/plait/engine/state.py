@@ -36,6 +36,9 @@ def capture(model: Model) -> dict[str, Any]:
         },
         "streams": {_key(scope): stream.state_dict() for scope, stream in model.streams.items()},
         "hooks": {_key(scope): [hook.state_dict() for hook in hooks] for scope, hooks in model.hooks.items()},
+        "fit_hooks": [hook.state_dict() for hook in model.fit_hooks],
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+        "evaluating": model._now.left_in_evaluation(),  # noqa: SLF001 - a friend
         "history": list(model.history),
         "journal": model.stage_mgr.state_dict() if model.stage_mgr is not None else None,
         "random": rng_state(),
@@ -84,6 +87,11 @@ def _restore_positions(model: Model, tree: Mapping[str, Any]) -> None:
     for scope, hooks in model.hooks.items():
         for hook, state in zip(hooks, tree["hooks"].get(_key(scope), []), strict=False):
             hook.load_state_dict(state)
+    for hook, state in zip(model.fit_hooks, tree["fit_hooks"], strict=False):
+        hook.load_state_dict(state)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in tree["frozen"])
+    model._now.load_modes(tree["evaluating"])  # noqa: SLF001 - a friend
     model.history[:] = tree["history"]
     if model.stage_mgr is not None and tree["journal"] is not None:
         model.stage_mgr.load_state_dict(tree["journal"])

@@ -1,0 +1,199 @@
+"""When a run's checkpoints are made, with a state of a few numbers in the place of a model."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from plait.engine.checkpoints import Checkpoints
+from plait.engine.op import GlobalStep
+from plait.errors import CheckpointError, NanLossError
+from plait.variables.checkpoint import CheckpointDir
+from plait.version import __version__
+
+
+class Counter:
+    """A state that is one tensor; `bad` makes it not worth keeping."""
+
+    def __init__(self, project="one"):
+        self.global_step = GlobalStep()
+        self.value = torch.zeros(2)
+        self.project = project
+        self.bad = False
+
+    def capture(self):
+        return {"step": self.global_step.value, "value": self.value, "project": self.project}
+
+    def restore(self, tree, project):
+        self.global_step.value = tree["step"]
+        self.value.copy_(tree["value"])
+        return project is None or tree["project"] == project
+
+    def check(self):
+        if self.bad:
+            raise NanLossError("bad")
+
+    def step(self):
+        self.global_step.increment()
+        self.value += 1
+
+
+@pytest.fixture
+def opened(tmp_path):
+    made = []
+
+    def make(state=None, **kwargs):
+        made.append(Checkpoints(state or Counter(), CheckpointDir(tmp_path, keep=None), **kwargs))
+        return made[-1]
+
+    yield make
+    for checkpoints in made:
+        checkpoints.close()
+
+
+@pytest.fixture
+def steps(tmp_path):
+    return lambda: [info.step for info in CheckpointDir(tmp_path).list()]
+
+
+def run(checkpoints, state, count):
+    for _ in range(count):
+        state.step()
+        checkpoints.boundary()
+
+
+def test_every_save_steps_counted_from_the_last_save(opened, steps):
+    state = Counter()
+    checkpoints = opened(state, save_steps=2)
+    checkpoints.save_first()
+    run(checkpoints, state, 5)
+    checkpoints.save_last()
+    assert steps() == [0, 2, 4, 5]
+
+
+def test_after_save_secs(opened, steps, monkeypatch):
+    state = Counter()
+    monkeypatch.setattr("plait.engine.checkpoints.time.monotonic", lambda: 10.0 * state.global_step.value)
+    checkpoints = opened(state, save_secs=30)
+    checkpoints.save_first()
+    run(checkpoints, state, 7)
+    checkpoints.wait()
+    assert steps() == [0, 3, 6]
+
+
+def test_without_either_only_at_the_start_and_the_end(opened, steps):
+    state = Counter()
+    checkpoints = opened(state)
+    checkpoints.save_first()
+    run(checkpoints, state, 3)
+    checkpoints.save_last()
+    assert steps() == [0, 3]
+
+
+def test_nothing_is_saved_twice(opened, steps):
+    state = Counter()
+    checkpoints = opened(state, save_steps=3)
+    checkpoints.save_first()
+    checkpoints.save_first()
+    run(checkpoints, state, 3)
+    checkpoints.save_last()
+    assert steps() == [0, 3]
+
+
+def test_a_stage_that_took_long_is_saved_and_a_short_one_is_not(opened, steps, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("plait.engine.checkpoints.time.monotonic", lambda: now[0])
+    state = Counter()
+    checkpoints = opened(state)
+    checkpoints.save_first()
+    state.step()
+    now[0] = 9.0
+    checkpoints.after_stage()
+    now[0] = 10.0
+    checkpoints.after_stage()
+    checkpoints.wait()
+    assert steps() == [0, 1]
+
+
+def test_what_is_saved_is_the_state_at_that_moment(opened, tmp_path):
+    state = Counter()
+    checkpoints = opened(state, save_steps=1)
+    run(checkpoints, state, 1)
+    state.value += 100  # while it is being written
+    checkpoints.wait()
+    assert CheckpointDir(tmp_path).read_latest()[1]["value"].tolist() == [1, 1]
+
+
+def test_restore_takes_the_newest_and_says_so(opened, caplog):
+    state = Counter()
+    checkpoints = opened(state, save_steps=1)
+    run(checkpoints, state, 3)
+    checkpoints.wait()
+    fresh = Counter()
+    with caplog.at_level(logging.INFO, "plait"):
+        assert opened(fresh).restore("one") is True
+    assert (fresh.global_step.value, fresh.value.tolist()) == (3, [3, 3])
+    assert "going on at global step 3, from" in caplog.text
+
+
+def test_restore_finds_nothing_in_an_empty_directory(opened):
+    assert opened().restore("one") is False
+
+
+def test_after_a_restore_the_first_save_is_not_made_again(opened, steps):
+    begun = opened()
+    begun.save_first()
+    begun.wait()
+    again = opened(Counter())
+    again.restore("one")
+    again.save_first()
+    again.wait()
+    assert steps() == [0]
+
+
+def test_another_project_saves_its_own_start(opened, steps, caplog):
+    begun = opened()
+    begun.save_first()
+    begun.wait()
+    other = opened(Counter("two"))
+    with caplog.at_level(logging.INFO, "plait"):
+        other.restore("two")
+    other.save_first()
+    other.wait()
+    assert steps() == [0, 0]
+    assert "starting project 'two' with the weights at global step 0" in caplog.text
+
+
+def test_a_bad_state_is_not_saved(opened, steps):
+    state = Counter()
+    checkpoints = opened(state, save_steps=1)
+    run(checkpoints, state, 1)
+    state.bad = True
+    with pytest.raises(NanLossError):
+        run(checkpoints, state, 1)
+    checkpoints.wait()
+    assert steps() == [1]
+
+
+def test_an_error_in_the_background_comes_with_the_next_call(opened, monkeypatch):
+    state = Counter()
+    checkpoints = opened(state, save_steps=1)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("plait.variables.checkpoint._write", full)
+    run(checkpoints, state, 1)
+    with pytest.raises(CheckpointError, match="cannot write a checkpoint.*No space left.*make room"):
+        run(checkpoints, state, 1)
+
+
+def test_the_version_is_written_down(opened, tmp_path):
+    from plait.variables.checkpoint import verify
+
+    checkpoints = opened()
+    checkpoints.save_first()
+    checkpoints.wait()
+    assert verify(CheckpointDir(tmp_path).list()[0].path).plait == __version__

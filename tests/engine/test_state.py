@@ -1,0 +1,189 @@
+"""A run's state as one tree, and back."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import plait
+from plait import efl
+from plait.efl import MODE
+from plait.engine.state import capture, restore
+from plait.errors import CheckpointError, DataError, MismatchError
+from plait.train import SessionRunHook
+from plait.variables.tree import join_tree, snapshot, split_tree
+
+ADAM = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.9))
+X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+
+
+class Patience(SessionRunHook):
+    """A hook with a state."""
+
+    def __init__(self):
+        self.left = 3
+
+    def after_run(self, run_context, run_values):
+        self.left -= 1
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+
+
+def small(*, out=1, name="fc", opt=ADAM, rows=12, extra=()):
+    model = efl.Model()
+    model.hook = None
+
+    def loss_fn(model, sample):
+        model.add_metric("mean", efl.metrics.mean(sample.x))
+        used = [plait.layer(layer, nn.Linear, 2, out) for layer in (name, *extra)]
+        return sum(layer(torch.dropout(sample.x, 0.3, model.training_flag)).square().mean() for layer in used)
+
+    model.input_fn(lambda model, mode: plait.data.TensorSource({"x": X[:rows]}, 3, shuffle=True, num_epochs=5))
+    model.loss_fn(loss_fn).eval_fn(loss_fn).optimizer_fn(efl.optimizer_fn.optimizer_setter(opt))
+    model.patience = Patience()
+    model.add_hooks([model.patience])
+    return model.compile()
+
+
+def taken(model):
+    """Through JSON and tensors, as a checkpoint file does it."""
+    import json
+
+    state, tensors = split_tree(snapshot(capture(model)))
+    return join_tree(json.loads(json.dumps(state)), tensors)
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.variables().items()}
+
+
+def test_a_restored_model_goes_on_bit_for_bit():
+    first = small()
+    first.fit(efl.procedure_fn.train(7))
+    tree = taken(first)
+    second = small()
+    torch.manual_seed(99)
+    random.seed(99)
+    restore(second, snapshot(tree))
+    draws = [random.random(), np.random.random(), torch.rand(2).tolist()]
+    restore(second, snapshot(tree))
+    assert draws == [random.random(), np.random.random(), torch.rand(2).tolist()]
+    ended = []
+    for model in (first, second):
+        restore(model, snapshot(tree))
+        model.fit(efl.procedure_fn.train(6))
+        ended.append(weights(model))
+    assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+
+
+def test_everything_comes_back():
+    first = small()
+    first.fit(efl.procedure_fn.train_and_eval(train_step=2, eval_step=2, max_iter=2))
+    second = small()
+    restore(second, taken(first))
+    assert int(second.global_step) == 4
+    assert second.history == first.history
+    assert second.patience.left == first.patience.left == -1
+    for mode in MODE:
+        assert second.metric_values(mode) == first.metric_values(mode)
+        scope = efl.TaskScope(mode)
+        assert second.streams[scope].state_dict() == first.streams[scope].state_dict()
+    (ours,), (theirs,) = second.optimizers(), first.optimizers()
+    assert ours.param_groups[0]["betas"] == (0.8, 0.9)
+    assert ours.param_groups[0]["lr"] == 0.1
+    for one, other in zip(ours.state.values(), theirs.state.values(), strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in other)
+
+
+def test_a_changed_learning_rate_comes_back():
+    first = small()
+    first.optimizers()[0].param_groups[0]["lr"] = 0.025
+    second = small()
+    restore(second, taken(first))
+    assert second.optimizers()[0].param_groups[0]["lr"] == 0.025
+
+
+def test_without_positions_only_what_was_learnt_comes_back():
+    first = small()
+    first.fit(efl.procedure_fn.train_and_eval(train_step=3, max_iter=1))
+    second = small()
+    random_before = torch.get_rng_state()
+    restore(second, taken(first), positions=False)
+    assert torch.equal(second.variables()["fc/weight"], first.variables()["fc/weight"])
+    assert int(second.global_step) == 3
+    assert second.optimizers()[0].state
+    assert second.streams[efl.TaskScope(MODE.TRAIN)].position == 0
+    assert (second.history, second.patience.left) == ([], 3)
+    assert torch.equal(torch.get_rng_state(), random_before)
+
+
+def test_the_tree_holds_the_live_tensors():
+    model = small()
+    assert capture(model)["variables"]["fc/weight"] is model.variables()["fc/weight"]
+
+
+def test_optimizer_state_goes_by_the_names_of_variables():
+    model = small()
+    model.fit(efl.procedure_fn.train(1))
+    (saved,) = capture(model)["optimizers"]
+    assert saved["kind"] == "Adam"
+    assert saved["variables"] == ["fc/weight", "fc/bias"]
+    assert set(saved["state"]) == {"fc/weight", "fc/bias"}
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (functools.partial(small, out=3), r"fc/weight: \[1, 2\] in the checkpoint, \[3, 2\] in the model"),
+        (functools.partial(small, name="tower"), r"tower/weight: in the model only"),
+        (functools.partial(small, name="tower"), r"fc/weight: in the checkpoint only"),
+        (functools.partial(small, name="tower"), r"choose another checkpoint_dir, or load what fits with .*ModelBank"),
+        (functools.partial(small, opt=SGD), "an optimizer's kind differ: Adam in the checkpoint, SGD in the model"),
+        (functools.partial(small, extra=[f"l{i}" for i in range(9)]), "and 10 more"),
+    ],
+)
+def test_another_model_is_a_mismatch_that_shows_the_difference(other, words):
+    first, second = small(), other()
+    before = weights(second)
+    with pytest.raises(MismatchError, match=words):
+        restore(second, taken(first))
+    if "optimizer" not in words:
+        assert all(torch.equal(before[name], value) for name, value in second.variables().items())
+
+
+def test_another_number_of_optimizers_is_a_mismatch():
+    first, second = small(), small()
+    tree = taken(first)
+    tree["optimizers"] = []
+    with pytest.raises(MismatchError, match="the checkpoint has 0 optimizers, the model has 1"):
+        restore(second, tree)
+
+
+def test_other_data_is_an_error_that_shows_the_difference():
+    with pytest.raises(DataError, match=r"input 'TRAIN' is not the one(.|\n)*rows +12 +9"):
+        restore(small(rows=9), taken(small()))
+
+
+@pytest.mark.parametrize("part", ["variables", "optimizers", "global_step", "streams", "random", "history"])
+def test_a_tree_without_a_part_is_a_checkpoint_error(part):
+    tree = taken(small())
+    del tree[part]
+    with pytest.raises(CheckpointError, match=f"lacks a part of the state: KeyError\\('{part}'\\)"):
+        restore(small(), tree)
+
+
+def test_another_format_is_named():
+    with pytest.raises(CheckpointError, match="the checkpoint has format 99, this plait reads"):
+        restore(small(), {**taken(small()), "format": 99})

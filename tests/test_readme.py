@@ -1,0 +1,36 @@
+"""The README's examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def examples(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_example_of_the_readme_runs(number, tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(examples("README.md")[number], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*/ckpt-*")), "each example saves checkpoints"
+
+
+def test_both_readmes_show_the_same_examples():
+    assert examples("README.md") == examples("README.zh.md")
