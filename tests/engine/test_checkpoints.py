@@ -10,7 +10,7 @@ import torch
 from plait.engine.checkpoints import Checkpoints
 from plait.engine.op import GlobalStep
 from plait.errors import CheckpointError, NanLossError
-from plait.variables.checkpoint import CheckpointDir
+from plait.variables.checkpoint import CheckpointDir, verify
 from plait.version import __version__
 
 
@@ -191,8 +191,6 @@ def test_an_error_in_the_background_comes_with_the_next_call(opened, monkeypatch
 
 
 def test_the_version_is_written_down(opened, tmp_path):
-    from plait.variables.checkpoint import verify
-
     checkpoints = opened()
     checkpoints.save_first()
     checkpoints.wait()

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import plait
@@ -153,13 +154,13 @@ class TestSettings:
         )
         assert found == [3]
 
-    def test_summaries_are_written(self, tmp_path):
+    def test_summaries_are_written_every_log_step(self, tmp_path):
         small().fit(efl.procedure_fn.train(), log_step=2, summary_dir=tmp_path / "summaries")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
         events = EventAccumulator(str(tmp_path / "summaries")).Reload()
-        tag = next(tag for tag in events.Tags()["scalars"] + events.Tags()["tensors"] if "loss" in tag)
-        assert tag
+        (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith("loss"))
+        steps = [event.step for event in events.Scalars(tag)]
+        assert len(steps) == 3
+        assert [later - earlier for earlier, later in zip(steps, steps[1:])] == [2, 2]
 
     def test_hooks_see_every_run(self):
         seen = []
@@ -263,6 +264,22 @@ class TestRecovery:
         assert failed
         assert equal(weights(disturbed), weights(calm))
         assert disturbed.history == calm.history
+
+    def test_with_a_checkpoint_random_draws_are_repeated_too(self, tmp_path):
+        def disturb(model):
+            torch.rand(3)
+            if model.compiled and int(model.global_step) == 3 and not failed:
+                failed.append(1)
+                raise AbortedError("cut")
+
+        ended = []
+        for failed in ([], [1]):
+            torch.manual_seed(5)
+            model = small(functools.partial(disturb))
+            model.fit(efl.procedure_fn.train(), checkpoint_dir=tmp_path / str(len(failed)), save_steps=2)
+            ended.append((weights(model), torch.get_rng_state()))
+        assert equal(ended[0][0], ended[1][0])
+        assert torch.equal(ended[0][1], ended[1][1])
 
     @pytest.mark.parametrize("saving", [False, True])
     def test_what_never_gets_better_ends_with_that_error(self, tmp_path, saving):

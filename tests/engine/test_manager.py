@@ -221,6 +221,18 @@ class TestRestart:
         ):
             run(lambda model: model.run_stage("other", lambda sess: None))
 
+    def test_another_name_than_that_of_the_stage_that_was_cut_is_an_error_too(self, run):
+        class Cutting(efl.Stage):
+            def run(self):
+                self.sess.run(self.sess.session.model.train_op())
+                self.boundary()
+                raise Cut
+
+        with pytest.raises(Cut):
+            run(lambda model: model.run_stage("cut", Cutting()), save_steps=1)
+        with pytest.raises(StageError, match="stage 0 of project 'default_prj' is 'cut' in the checkpoint and 'other'"):
+            run(lambda model: model.run_stage("other", Cutting()))
+
     def test_a_stage_keeps_its_state_in_the_checkpoint(self, run):
         started = []
 

@@ -231,8 +231,10 @@ class TestOps:
             return loss_of(model, sample)
 
         model = small(loss_fn, lambda model, sample: None)
-        model.fit(efl.procedure_fn.train())
-        assert seen == [1, 2, 3]
+        for _ in range(2):
+            model.fit(efl.procedure_fn.train())
+        assert seen == [1, 2, 3, 4, 5, 6]
+        assert len(model.train_ops[None]) == 2
 
     @pytest.mark.parametrize("wrong", [3, torch.zeros(1), "op"])
     def test_what_is_no_op_is_refused(self, wrong):

@@ -14,7 +14,7 @@ from torch import nn
 import plait
 from plait import efl
 from plait.efl import MODE
-from plait.efl.procedure_fn import cotrain, eval, train, train_and_eval, train_and_evaluate
+from plait.efl.procedure_fn import cotrain, train, train_and_eval, train_and_evaluate
 from plait.errors import ConfigError, StageError, TaskError
 from plait.train import StopAtStepHook
 
@@ -81,7 +81,7 @@ def test_train_ends_at_its_steps_or_with_the_data(procedure, num_epochs, expecte
 @pytest.mark.parametrize(("max_step", "expected"), [(None, "E0 E1 E2 E3"), (2, "E0 E1"), (9, "E0 E1 E2 E3")])
 def test_eval_ends_at_its_steps_or_with_the_data(max_step, expected):
     recorder = Recorder()
-    assert recorder.fit(eval(max_step)) == expected
+    assert recorder.fit(efl.procedure_fn.eval(max_step)) == expected
     assert int(recorder.model.global_step) == 0
 
 

@@ -140,7 +140,8 @@ def test_one_optimizer_may_serve_two_scopes():
     model = Towers()
     mine = torch.optim.SGD(model.parameters(), lr=0.5)
     model.built(efl.optimizer_fn.scope_optimizer({"left": mine, "right": mine, "head": mine}))
-    assert model.optimizers() == [mine]
+    ((opt, (variables, scope)),) = model.opt_to_vars().items()
+    assert (opt is mine, len(variables), scope) == (True, 6, None)
 
 
 @pytest.mark.parametrize("made", [SGD, lambda variables: torch.optim.SGD(variables, lr=0.2)])

@@ -87,13 +87,8 @@ def test_a_found_thing_is_the_very_same():
 
 
 def test_twice_in_one_call_is_an_error_that_says_how_to_share():
-    store = VariableStore()
-    with (
-        store.building(None),
-        pytest.raises(VariableError, match=r"'tower/a' is made twice.*'tower', reuse=plait.AUTO"),
-    ):
-        store.get("tower/a", "layer", LINEAR, None)
-        store.get("tower/a", "layer", LINEAR, None)
+    with pytest.raises(VariableError, match=r"'tower/a' is made twice.*'tower', reuse=plait.AUTO"):
+        made("tower/a", "tower/a")
 
 
 @pytest.mark.parametrize("reuse", [True, AUTO_REUSE])
