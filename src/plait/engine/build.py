@@ -14,8 +14,9 @@ from plait.engine.calls import UserCall
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.task import MODE, TaskScope, task_scope
+from plait.engine.update import clear_step, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
-from plait.optim.assign import make_optimizer
+from plait.optim.assign import PartialAssignment, make_optimizer
 from plait.rng import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -108,18 +109,19 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
 
 def _user_call(model: Model, scope: TaskScope, function: Callable[..., Any]) -> UserCall:
     bound: Callable[..., Any] = functools.partial(function, model)
-    if model.config.precision == "bf16":
-        bound = _autocast(bound, model.config.resolved_device().type)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(model.config.precision)
+    if half is not None:
+        bound = _autocast(bound, model.config.resolved_device().type, half)
     call = model.calls[scope] = UserCall(bound, scope, model._store, model._now)  # noqa: SLF001
     return call
 
 
-def _autocast(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    def in_bfloat16(*args: Any) -> Any:
-        with torch.autocast(device, dtype=torch.bfloat16):
+def _autocast(function: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
+    def in_half_precision(*args: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
             return function(*args)
 
-    return in_bfloat16
+    return in_half_precision
 
 
 def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
@@ -130,11 +132,14 @@ def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
     model._now.enter_mode(True)  # noqa: SLF001
     with torch.enable_grad():
         loss = call.build(read.fn())
-    _check_loss(loss, scope)
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
+    for one in losses:
+        _check_loss(one, scope)
+    model.loss_counts[task] = len(losses)
     shown = model.loss_metrics[task] = Latest(torch.device("cpu"))
     model.metric_states.setdefault(scope, {}).setdefault("loss", shown)  # the user may have one of that name
     model.losses[task] = Op(call, [read], name=f"loss of {scope}", scope=scope, now=model._now)  # noqa: SLF001
-    return _reached(loss)
+    return {variable for one in losses for variable in _reached(one)}
 
 
 def _check_loss(loss: Any, scope: TaskScope) -> None:
@@ -187,52 +192,29 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor
     moved = {variable for opt in assignment for group in opt.param_groups for variable in group["params"]}
     named = model.trainable_variables()
     left = [name for name, variable in named.items() if variable in reached and variable not in moved]
-    if left:
+    if left and not isinstance(given, PartialAssignment):
         raise VariableError(
             f"variable {left[0]!r}{f' (and {len(left) - 1} more)' if left[1:] else ''} is moved by the loss of task "
             f"{task!r}, but no optimizer has it: add its scope, or freeze it with requires_grad_(False)"
         )
+    if model.loss_counts[task] not in (1, len(assignment)):
+        raise TaskError(
+            f"task {task!r} has {model.loss_counts[task]} losses and {len(assignment)} optimizers: give one for each"
+        )
+    for optimizer in assignment:
+        if hasattr(optimizer, "clock"):
+            optimizer.clock = functools.partial(int, model.global_step)
     model.assignments[task] = assignment
     update = Op(
-        _update_step(model, task, list(assignment), list(moved)),
+        update_step(model, task, list(assignment), model.loss_counts[task]),
         [model.losses[task]],
         name=f"training of task {task!r}" if task is not None else "training",
         scope=TaskScope(MODE.TRAIN, task),
         now=model._now,  # noqa: SLF001
-        first=[Op(_clear_step(list(assignment)), name="clear gradients")],
+        first=[Op(clear_step(list(assignment)), name="clear gradients")],
         trains=True,
     )
     model.train_ops.setdefault(task, []).insert(0, update)
-
-
-def _clear_step(optimizers: list[torch.optim.Optimizer]) -> Callable[[], None]:
-    """Drop the old gradients before the forward pass, which then finds their memory free and warm."""
-
-    def clear() -> None:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-
-    return optimizers[0].zero_grad if len(optimizers) == 1 else clear
-
-
-def _update_step(
-    model: Model, task: str | None, optimizers: list[torch.optim.Optimizer], variables: list[torch.Tensor]
-) -> Callable[[torch.Tensor], None]:
-    """All gradients first, then all steps."""
-    step, strategy = model.global_step, model.strategy
-    alone = strategy.worker_num == 1
-    shown = model.loss_metrics[task]
-
-    def update(loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
-        if not alone:
-            strategy.reduce_gradients(variables)
-        for optimizer in optimizers:
-            optimizer.step()
-        shown.value = loss.detach()
-        step.value += 1
-
-    return update
 
 
 def _build_eval(model: Model, task: str | None) -> None:

@@ -159,6 +159,8 @@ class StageManager:
             raise StageError(f"stage {name!r} is a {type(func).__name__}: give a function or an efl.Stage")
         index, self._index = self._index, self._index + 1
         stage = func if isinstance(func, Stage) else _FunctionStage(func, self._context)
+        if index == len(self.done) - 1 and self.done[index][0] == name and stage.goes_on(self.done[index][2]):
+            self._interrupted = {"name": name, "state": self.done.pop()[2]}
         if index < len(self.done):
             return self._skip(index, name, stage)
         self._place(index, name, stage)

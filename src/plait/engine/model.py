@@ -16,7 +16,7 @@ from plait.engine.functions import EvalFn, InputFn, LossFn, OptimizerFn, Procedu
 from plait.engine.hooks import SessionRunHook
 from plait.engine.metrics import Latest, Measurement, Metric, latest, mean
 from plait.engine.op import GlobalStep, Op, as_op
-from plait.engine.settings import SessionConfig, check_opt_config, check_sync_optimizer_config
+from plait.engine.settings import GradientConfig, SessionConfig, check_opt_config, check_sync_optimizer_config
 from plait.engine.strategy import Local, Strategy
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import FunctionError, TaskError, VariableError
@@ -49,10 +49,13 @@ class Model(nn.Module):
         self.stage_mgr: Any = None
         self.strategy: Strategy = Local()
         self.config = SessionConfig()
+        self.gradient = GradientConfig()
         self.opt_config = check_opt_config(None)
         self.compiled = False
         self.streams: dict[TaskScope, Stream] = {}
         self.metric_states: dict[TaskScope, dict[str, Metric]] = {}
+        self.loss_counts: dict[str | None, int] = {}
+        """How many losses each task's loss_fn returns."""
         self.loss_metrics: dict[str | None, Latest] = {}
         """Where each task's update leaves its loss for the log."""
         self.hooks: dict[TaskScope, list[SessionRunHook]] = {}
@@ -305,6 +308,7 @@ class Model(nn.Module):
         session_config: SessionConfig | Mapping[str, Any] | None = None,
         sync_optimizer_config: Mapping[str, Any] | None = None,
         opt_config: Mapping[str, Any] | None = None,
+        gradient: GradientConfig | None = None,
         strategy: Strategy | None = None,
     ) -> Model:
         """Build: run every function once on the first batch and so learn variables, metrics and hooks."""
@@ -313,6 +317,7 @@ class Model(nn.Module):
         if self.compiled:
             raise TaskError("compile() was called before: a model is compiled once")
         self.strategy = strategy or self.strategy
+        self.gradient = gradient or self.gradient
         self.config = SessionConfig.of(session_config)
         self.opt_config = check_opt_config(opt_config)
         check_sync_optimizer_config(sync_optimizer_config, self.strategy.worker_num)

@@ -23,7 +23,7 @@ __all__ = [
     "read_config",
 ]
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 CONFIG_VARIABLE = "PLAIT_CONFIG"
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -37,7 +37,7 @@ class SessionConfig:
     threads: int | None = None
     """CPU threads inside one operation; None leaves PyTorch's own choice."""
     precision: str = "fp32"
-    """"fp32", "tf32" (matrix products on GPUs), or "bf16" (autocast)."""
+    """"fp32", "tf32" (matrix products on GPUs), or autocast to "bf16", or to "fp16" with a `loss_scale`."""
     deterministic: bool = False
     """Refuse operations that may give other bits in another run."""
 
@@ -85,6 +85,24 @@ def check_count(name: str, value: Any, *, whole: bool = True) -> None:
     """A number above 0."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
         raise ConfigError(f"{name}={value!r}: write a {'whole ' if whole else ''}number above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientConfig:
+    """What happens to gradients before the optimizers see them."""
+
+    loss_scale: float = 1.0
+    """The loss is multiplied by it before the backward pass, gradients are divided by it after."""
+    clip: float | None = None
+    """The limit; None: gradients are left alone."""
+    clip_type: str = "norm"
+    """"norm": the norm of all gradients together; "value": each element."""
+
+    def __post_init__(self) -> None:
+        if self.clip_type not in ("norm", "value"):
+            raise ConfigError(f"gradient clip_type={self.clip_type!r}: write 'norm' or 'value'")
+        if not self.loss_scale > 0 or (self.clip is not None and not self.clip > 0):
+            raise ConfigError(f"loss_scale={self.loss_scale}, clip={self.clip}: write numbers above 0")
 
 
 def _check_keys(what: str, given: Any, known: list[str]) -> None:

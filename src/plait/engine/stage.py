@@ -35,6 +35,10 @@ class Stage:
     def start(self) -> None:
         """Called before a run that is not the continuation of an interrupted one."""
 
+    def goes_on(self, state: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether a stage that ended in `state` has more to do now, because it was given a higher limit."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Where the stage is: JSON values."""
         return {}
@@ -87,6 +91,9 @@ class LoopStage(Stage):
         self._run_step = 0
         self._elapsed = 0.0
         self.finish = False
+
+    def goes_on(self, state: Mapping[str, Any]) -> bool:
+        return self.step is not None and int(state["run_step"]) < self.step and not state["finish"]
 
     def run(self, feed_dict: Mapping[Any, Any] | None = None) -> dict[str, float] | None:
         """Consume data. An evaluation returns its metrics."""

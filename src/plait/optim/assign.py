@@ -9,12 +9,16 @@ import torch
 
 from plait.errors import TaskError, VariableError
 
-__all__ = ["Assignment", "Factory", "in_scope", "make_optimizer", "optimizer_setter", "scope_optimizer"]
+__all__ = ["Assignment", "Factory", "PartialAssignment", "in_scope", "make_optimizer", "optimizer_setter", "scope_optimizer"]
 
 Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 """A function that makes an optimizer over variables, such as `functools.partial(torch.optim.SGD, lr=0.1)`."""
 
 Assignment = dict[torch.optim.Optimizer, tuple[list[torch.Tensor], str | None]]
+
+
+class PartialAssignment(Assignment):
+    """An assignment that leaves variables alone on purpose: that the loss reaches more is no mistake."""
 
 
 class _Model(Protocol):

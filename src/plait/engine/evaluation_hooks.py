@@ -1,0 +1,309 @@
+"""Hooks that evaluate in the middle of training, and act on what they find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from plait.engine.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from plait.engine.monitored import MonitoredSession
+from plait.engine.report import log
+from plait.engine.session import Session
+from plait.engine.task import MODE, TaskScope
+from plait.errors import ConfigError, OutOfRangeError
+
+if TYPE_CHECKING:
+    from plait.engine.model import Model
+
+__all__ = [
+    "AggregativeSessionRunHook",
+    "EarlyStoppingHook",
+    "FeedSessionRunHook",
+    "LogEvaluationMetricHook",
+    "PlateauLREarlyStoppingHook",
+]
+
+
+class AggregativeSessionRunHook(SessionRunHook):
+    """A hook that says how it behaves with several replicas, several workers, and in the inter mode.
+
+    The three questions have to be answered by every subclass.
+    """
+
+    def support_aggregation(self) -> bool:
+        """Whether one hook serves all replicas and sees their values together, or each replica has its own."""
+        raise NotImplementedError(_unanswered(self, "support_aggregation"))
+
+    def support_sync_workers(self) -> bool:
+        """Whether a stop that this hook asks for on one worker stops all of them."""
+        raise NotImplementedError(_unanswered(self, "support_sync_workers"))
+
+    def run_inter_mode(self) -> bool:
+        """Whether the hook is also run around the steps of the inter mode."""
+        raise NotImplementedError(_unanswered(self, "run_inter_mode"))
+
+
+def _unanswered(hook: AggregativeSessionRunHook, question: str) -> str:
+    return f"{type(hook).__name__} does not answer {question}(): write `def {question}(self): return False`, or True"
+
+
+class FeedSessionRunHook(AggregativeSessionRunHook):
+    """Feeds every run the same values: {placeholder: value}."""
+
+    def __init__(self, feed_dict: Mapping[Any, Any]) -> None:
+        self._feed_dict = dict(feed_dict)
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:  # noqa: ARG002 - a hook's signature
+        return SessionRunArgs(None, self._feed_dict)
+
+    def rebind(self, fresh: SessionRunHook) -> None:
+        """The placeholders of the build stand for those of every step; keep them, take the new values."""
+        if isinstance(fresh, FeedSessionRunHook):
+            self._feed_dict = dict(zip(self._feed_dict, fresh._feed_dict.values(), strict=True))  # noqa: SLF001
+
+    def support_aggregation(self) -> bool:
+        return False
+
+    def support_sync_workers(self) -> bool:
+        return False
+
+    def run_inter_mode(self) -> bool:
+        return False
+
+
+class LogEvaluationMetricHook(AggregativeSessionRunHook):
+    """Evaluates every so many passes over the training data, and logs what it finds.
+
+    `monitor_info` are numbers by name. The model_fn makes the hook in both modes: the one of the training mode runs
+    the evaluation, the one of the inter mode collects its numbers.
+    """
+
+    def __init__(
+        self,
+        monitor_info: Mapping[str, torch.Tensor],
+        batch_size: int,
+        samples_in_train: int,
+        samples_in_eval: int,
+        evaluate_every_n_epochs: float = 1,
+        prefix: str = "[Evaluation]",
+    ) -> None:
+        sizes = {"batch_size": batch_size, "samples_in_train": samples_in_train, "samples_in_eval": samples_in_eval}
+        for name, value in {**sizes, "evaluate_every_n_epochs": evaluate_every_n_epochs}.items():
+            if not value > 0:
+                raise ConfigError(f"{type(self).__name__}({name}={value}): write a number above 0")
+        if not monitor_info:
+            raise ConfigError(f"{type(self).__name__}: monitor_info is empty; write {{'accuracy': accuracy}}")
+        self.monitor_info = dict(monitor_info)
+        self.prefix = prefix
+        steps_in_epoch = math.ceil(samples_in_train / batch_size)
+        self._every = max(1, round(steps_in_epoch * evaluate_every_n_epochs))
+        self._eval_steps = math.ceil(samples_in_eval / batch_size)
+        self._done = 0
+        self._collected: list[dict[str, torch.Tensor]] = []
+        self._inter: MonitoredSession | None = None
+
+    def support_aggregation(self) -> bool:
+        return True
+
+    def support_sync_workers(self) -> bool:
+        return True
+
+    def run_inter_mode(self) -> bool:
+        return True
+
+    def after_create_session(self, session: Session, coord: Any) -> None:  # noqa: ARG002 - a hook's signature
+        self._inter = None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
+        if not run_context.session.model.training_flag:
+            self._collected.append({name: value.detach() for name, value in self.monitor_info.items()})
+            return
+        self._done += 1
+        if self._done % self._every == 0:
+            found = self._evaluate(run_context.session)
+            shown = " ".join(f"{name}: {value:.3f}" for name, value in found.items())
+            log.info("%s step: %d %s", self.prefix, self._done - 1, shown)
+            self.act(found, run_context)
+
+    def act(self, found: Mapping[str, float], run_context: SessionRunContext) -> None:
+        """What to do about an evaluation; this hook only logs it."""
+
+    def _evaluate(self, session: Session) -> dict[str, float]:
+        """Run the steps of the inter mode, with the hooks that take part in it."""
+        model: Model = session.model
+        scope = TaskScope(MODE.EVAL, None)
+        if scope not in model.streams:
+            raise ConfigError(
+                f"{type(self).__name__} evaluates in the middle of training: pass inter_mode=mox.ModeKeys.EVAL to run"
+            )
+        twin = self._twin(model, scope)
+        twin._collected = []  # noqa: SLF001 - of the same kind
+        if self._inter is None:
+            hooks = [hook for hook in model.hooks.get(scope, []) if _joins(hook)]
+            self._inter = MonitoredSession(lambda: session, hooks, recover=False)
+        steps = 0
+        while steps < self._eval_steps:
+            try:
+                self._inter.run(model.eval_op())
+                steps += 1
+            except (OutOfRangeError, StopIteration):
+                if model.streams[scope].spent:
+                    break
+        return _means(twin._collected)  # noqa: SLF001
+
+    def _twin(self, model: Model, scope: TaskScope) -> LogEvaluationMetricHook:
+        """The hook that the model_fn made in the inter mode where it made this one in the training mode."""
+        mine = [hook for hook in model.hooks[TaskScope(MODE.TRAIN, None)] if type(hook) is type(self)]
+        others = [hook for hook in model.hooks.get(scope, []) if type(hook) is type(self)]
+        index = next(number for number, hook in enumerate(mine) if hook is self)
+        if index >= len(others):
+            raise ConfigError(
+                f"the model_fn makes a {type(self).__name__} in TRAIN but not in the inter mode: make both"
+            )
+        twin: LogEvaluationMetricHook = others[index]
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._done = int(state["done"])
+
+
+def _joins(hook: SessionRunHook) -> bool:
+    return isinstance(hook, AggregativeSessionRunHook) and hook.run_inter_mode()
+
+
+def _means(collected: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    if not collected:
+        return {}
+    return {name: float(torch.stack([step[name] for step in collected]).double().mean()) for name in collected[0]}
+
+
+_UP = ("acc", "auc", "top", "precision", "recall", "f1", "iou", "map", "psnr", "score", "bleu")
+_DOWN = ("loss", "err", "mse", "mae", "perplexity", "entropy")
+
+
+def _direction(monitor: str, given: str) -> int:
+    """1 if a higher value is better, -1 if a lower one is."""
+    if given in ("max", "min"):
+        return 1 if given == "max" else -1
+    name = monitor.lower()
+    down, up = any(word in name for word in _DOWN), any(word in name for word in _UP)
+    if given != "auto" or up == down:
+        raise ConfigError(f"is a higher or a lower {monitor!r} better? Pass direction='max' or direction='min'")
+    return -1 if down else 1
+
+
+class EarlyStoppingHook(LogEvaluationMetricHook):
+    """Stops training when `monitor` has not got better by `min_delta` in `patience` evaluations in a row."""
+
+    def __init__(
+        self,
+        monitor_info: Mapping[str, torch.Tensor],
+        monitor: str,
+        batch_size: int,
+        samples_in_train: int,
+        samples_in_eval: int,
+        evaluate_every_n_epochs: float = 1,
+        min_delta: float = 0.0,
+        patience: int = 0,
+        prefix: str = "[EarlyStopping]",
+        direction: str = "auto",
+    ) -> None:
+        super().__init__(monitor_info, batch_size, samples_in_train, samples_in_eval, evaluate_every_n_epochs, prefix)
+        if monitor not in self.monitor_info:
+            raise ConfigError(f"monitor={monitor!r} is not in monitor_info, which has {', '.join(self.monitor_info)}")
+        self._monitor = monitor
+        self._min_delta = abs(min_delta)
+        self._patience = patience
+        self._sign = _direction(monitor, direction)
+        self._best: float | None = None
+        self._waited = 0
+
+    def act(self, found: Mapping[str, float], run_context: SessionRunContext) -> None:
+        value = found.get(self._monitor)
+        if value is None:
+            return
+        if self._best is None or self._sign * (value - self._best) > self._min_delta:
+            self._best, self._waited = value, 0
+            return
+        self._waited += 1
+        if self._waited >= max(1, self._patience):
+            self._waited = 0
+            self.give_up(run_context)
+
+    def give_up(self, run_context: SessionRunContext) -> None:
+        """What happens when patience is at its end."""
+        run_context.request_stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._best, self._waited = state["best"], int(state["waited"])
+
+
+class PlateauLREarlyStoppingHook(EarlyStoppingHook):
+    """Lowers the learning rate by `factor` at each plateau, and stops training at plateau number `max_plateaus`."""
+
+    def __init__(
+        self,
+        monitor_info: Mapping[str, torch.Tensor],
+        monitor: str,
+        batch_size: int,
+        samples_in_train: int,
+        samples_in_eval: int,
+        evaluate_every_n_epochs: float = 1,
+        min_delta: float = 0.0,
+        patience: int = 0,
+        prefix: str = "[PlateauLREarlyStopping]",
+        direction: str = "auto",
+        factor: float = 0.1,
+        max_plateaus: int = 3,
+    ) -> None:
+        super().__init__(
+            monitor_info,
+            monitor,
+            batch_size,
+            samples_in_train,
+            samples_in_eval,
+            evaluate_every_n_epochs,
+            min_delta,
+            patience,
+            prefix,
+            direction,
+        )
+        if not 0 < factor < 1 or max_plateaus < 1:
+            raise ConfigError(f"factor={factor}, max_plateaus={max_plateaus}: write 0 < factor < 1 and 1 or more")
+        self._factor = factor
+        self._max_plateaus = max_plateaus
+        self._plateaus = 0
+
+    def give_up(self, run_context: SessionRunContext) -> None:
+        self._plateaus += 1
+        if self._plateaus >= self._max_plateaus:
+            run_context.request_stop()
+            return
+        for optimizer in run_context.session.model.optimizers():
+            scale_learning_rate(optimizer, self._factor)
+        log.info("%s plateau %d: learning rate times %g", self.prefix, self._plateaus, self._factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "plateaus": self._plateaus}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._plateaus = int(state["plateaus"])
+
+
+def scale_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Lower an optimizer's rate; one that follows a schedule goes on following it, scaled."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+        if "lr_scale" in group:
+            group["lr_scale"] = group["lr_scale"] * factor
