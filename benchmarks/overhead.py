@@ -128,6 +128,34 @@ def plait_default_hooks(batches: list[Batch]) -> Prepared:
     return partial(model.fit, procedure, log_step=100), partial(weights, net)
 
 
+@case("plait, mox.run")
+def plait_mox(batches: list[Batch]) -> Prepared:
+    import plait
+    from plait import mox
+
+    logging.getLogger("plait").setLevel(logging.WARNING)
+    made: list[nn.Module] = []
+
+    def model_fn(inputs: Any, mode: str) -> Any:
+        x, y = inputs
+        net = plait.layer("net", make_net)
+        made[:] = [net]
+        loss = F.cross_entropy(net(x), y)
+        return mox.ModelSpec(loss=loss, log_info={"loss": loss})
+
+    run = partial(
+        mox.run,
+        input_fn=lambda mode: batches,
+        model_fn=model_fn,
+        optimizer_fn=mox.get_optimizer_fn("sgd", learning_rate=LEARNING_RATE),
+        run_mode=mox.ModeKeys.TRAIN,
+        auto_batch=False,
+        max_number_of_steps=len(batches),
+        log_every_n_steps=100,
+    )
+    return run, lambda: weights(made[0])
+
+
 def plait_model(batches: list[Batch]) -> tuple[Any, nn.Module]:
     from plait.efl import Model, optimizer_fn
 

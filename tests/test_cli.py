@@ -70,7 +70,7 @@ def test_version(plait_command):
 def test_help_names_every_command(plait_command):
     found = plait_command(["--help"])
     assert found.exit_code == 0
-    assert all(f" {name} " in found.output for name in ("demo", "inspect", "run", "version"))
+    assert all(f" {name} " in found.output for name in ("demo", "inspect", "run", "schedule", "version"))
 
 
 def test_inspect_shows_tensors_stages_and_positions(plait_command, checkpoints):
@@ -147,6 +147,57 @@ def test_run_of_a_missing_script_says_so(plait_command, tmp_path):
     assert found.exit_code == 2
     assert "missing.py" in found.output
     assert "does not exist" in found.output
+
+
+STRATEGY = "5:0.1->0.4,10:0.4=>0.8,15:0.8,20:0.08"
+
+
+def test_schedule_shows_each_stage_and_what_holds_after_the_last(plait_command):
+    found = plait_command(["schedule", STRATEGY, "--samples", "640", "--batch-size", "32"])
+    assert found.exit_code == 0
+    assert [line.split() for line in found.stdout.splitlines()] == [
+        ["epochs", "from", "step", "first", "middle", "last"],
+        ["0-5", "0", "0.1", "0.25", "0.4"],
+        ["5-10", "100", "0.4", "0.5657", "0.8"],
+        ["10-15", "200", "0.8", "0.8", "0.8"],
+        ["15-20", "300", "0.08", "0.08", "0.08"],
+        ["20-", "400", "0.08"],
+    ]
+
+
+def test_schedule_has_sizes_of_its_own(plait_command):
+    found = plait_command(["schedule", "2.5:1=>100"])
+    assert [line.split() for line in found.stdout.splitlines()[1:]] == [
+        ["0-2.5", "0", "1", "10", "100"],
+        ["2.5-", "250", "100"],
+    ]
+
+
+def test_schedule_draws(plait_command, tmp_path):
+    found = plait_command(["schedule", STRATEGY, "--plot", str(tmp_path / "out.png")])
+    assert found.exit_code == 0
+    assert found.stdout.endswith(f"drawn: {tmp_path / 'out.png'}\n")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_schedule_that_could_not_be_drawn_fails(plait_command, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = plait_command(["schedule", STRATEGY, "--plot", str(tmp_path / "out.png")])
+    assert (found.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert "pip install 'plait[plot]'" in caplog.text
+
+
+def test_schedule_says_where_a_strategy_is_wrong(plait_command):
+    found = plait_command(["schedule", "5:0.1,3:0.2"])
+    assert isinstance(found.exception, ConfigError)
+    assert "wrong at character 7" in str(found.exception)
+    assert "an epoch after 5" in str(found.exception)
+
+
+def test_schedule_refuses_an_epoch_without_samples(plait_command):
+    found = plait_command(["schedule", STRATEGY, "--samples", "0"])
+    assert isinstance(found.exception, ConfigError)
+    assert "num_samples is 0" in str(found.exception)
 
 
 def test_an_unknown_command_is_refused(plait_command):

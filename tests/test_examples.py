@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import logging
 import re
 import runpy
 import subprocess
@@ -78,6 +80,83 @@ def test_monitored(run, tmp_path):
     assert out[:2] == ["begin: no session yet", "after_create_session: at step 0"]
     assert re.fullmatch(r"end: loss 0\.00\d\d at step \d+", out[2])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def logged(run, caplog):
+    """Run an example and return what it printed, and what it logged without the tables."""
+
+    def run_example(name, *arguments):
+        with caplog.at_level(logging.INFO, "plait"):
+            out = run(name, *arguments)
+        lines = [record.getMessage() for record in caplog.records if "\n" not in record.getMessage()]
+        caplog.clear()
+        return out, lines
+
+    return run_example
+
+
+def test_softmax_regression(logged):
+    _, lines = logged("mox/softmax_regression.py")
+    training = [line for line in lines if line.startswith("step: ") and "(global step: 200)" not in line]
+    assert [line.partition("(")[0] for line in training] == ["step: 0", "step: 50", "step: 100", "step: 150"]
+    assert numbers(training[0])[1] == 2.303  # the logarithm of 10: it starts knowing nothing
+    assert numbers(training[-1])[1] < 0.1
+    evaluation = next(line for line in lines if line.startswith("step: 39(global step: 200)"))
+    assert numbers(evaluation)[2] > 0.75
+
+
+def test_softmax_regression_again_has_nothing_left_to_train(logged):
+    logged("mox/softmax_regression.py", "log_dir")
+    _, lines = logged("mox/softmax_regression.py", "log_dir")
+    assert any("at step 200 with max_number_of_steps=200: nothing was trained" in line for line in lines)
+
+
+def test_feed_hook(logged):
+    out, lines = logged("mox/feed_hook.py")
+    step = "{'x': array(1., dtype=float32)}"
+    assert out == f"[{step}, {step}]\n" * 2
+    assert re.fullmatch(r"step: 0\(global step: 0\)\tsample/sec: [0-9.]+\tx: 1\.000", lines[0])
+
+
+def test_gan(run):
+    out = run("mox/gan.py")
+    assert out.count("over 200 steps") == 5
+    assert numbers(out)[0] > 0.5
+    assert numbers(out)[-1] < 0.2
+
+
+def test_outputs(run, tmp_path):
+    out = run("mox/outputs.py", "outputs.csv")
+    file = tmp_path / "outputs.csv"
+    assert out == f"{file.stat().st_size} bytes in outputs.csv\n"
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    right = [int(row["prediction"]) == (float(row["x"]) > 0) * 2 + (float(row["y"]) > 0) for row in rows]
+    assert len(rows) == 320
+    assert sum(right) / len(right) > 0.9
+
+
+def test_early_stopping(logged):
+    _, lines = logged("mox/early_stopping.py")
+    evaluations = [line for line in lines if line.startswith("[EarlyStopping]")]
+    steps = [line for line in lines if line.startswith("step: ")]
+    assert [re.fullmatch(r"\[EarlyStopping\] step: (\d+) accuracy: 0\.\d{3}", line)[1] for line in evaluations] == [
+        "19", "39", "59", "79",
+    ]  # fmt: skip
+    form = r"step: (\d+)\(global step: (\d+)\)\tsample/sec: \d+\.\d{3}\tloss: \d\.\d{3}\taccuracy: \d\.\d{3}"
+    assert [re.fullmatch(form, line).groups() for line in steps] == [(str(n), str(n)) for n in range(0, 80, 10)]
+    assert lines.index(evaluations[0]) == 2  # between those of steps 10 and 20
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_piecewise(logged, optimizer):
+    out, lines = logged("mox/piecewise.py", "--optimizer", optimizer, "--gradient_clip", "5")
+    assert re.findall(r"epoch +([\d.]+): ([\d.]+)", out) == [
+        ("0", "0.1000"), ("2.5", "0.2500"), ("5", "0.4000"), ("7.5", "0.5657"), ("10", "0.8000"), ("12.5", "0.8000"),
+        ("15", "0.0800"), ("20", "0.0800"),
+    ]  # fmt: skip
+    losses = [numbers(line)[1] for line in lines if line.startswith("step: ")]
+    assert losses[-1] < losses[0]
 
 
 def test_one_in_a_process_of_its_own(tmp_path):

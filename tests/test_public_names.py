@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["plait", "plait.efl", "plait.train"]
+PACKAGES = ["plait", "plait.efl", "plait.mox", "plait.train"]
 TABLES = {"conformance.py", "test_conformance.py", "test_public_names.py"}
 """Tests that name everything and run nothing."""
 
 PLAIT = [
     "AUTO_REUSE", "GraphKeys", "Model", "Op", "Session", "SessionConfig", "__version__", "add_to_collection", "data",
-    "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "op", "placeholder", "train",
+    "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "op", "placeholder", "train",
     "variable_scope",
 ]  # fmt: skip
 EFL = [
@@ -24,8 +24,15 @@ EFL = [
     "procedure_fn", "stage", "task_scope",
 ]  # fmt: skip
 
+MOX = [
+    "AggregativeSessionRunHook", "EarlyStoppingHook", "ExportKeys", "ExportSpec", "FeedSessionRunHook", "GraphKeys",
+    "LogEvaluationMetricHook", "ModeKeys", "ModelSpec", "PlateauLREarlyStoppingHook", "file", "get_collection",
+    "get_flag", "get_help", "get_optimizer_fn", "get_optimizer_wrapper_fn", "learning_rate_scheduler", "placeholder",
+    "run", "set_flag", "var_scope",
+]  # fmt: skip
 
-@pytest.mark.parametrize(("package", "names"), [("plait", PLAIT), ("plait.efl", EFL)])
+
+@pytest.mark.parametrize(("package", "names"), [("plait", PLAIT), ("plait.efl", EFL), ("plait.mox", MOX)])
 def test_the_names_are_these(package, names):
     """A name more or less is a change for users: it belongs into the change log."""
     assert importlib.import_module(package).__all__ == names

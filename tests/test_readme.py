@@ -16,7 +16,7 @@ def examples(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", range(len(examples("README.md"))))
 def test_an_example_of_the_readme_runs(number, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(examples("README.md")[number], encoding="utf-8")
@@ -30,6 +30,11 @@ def test_an_example_of_the_readme_runs(number, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("*/ckpt-*")), "each example saves checkpoints"
+
+
+def test_every_door_has_its_example():
+    found = [re.findall(r"from plait import (\w+)", text) for text in examples("README.md")]
+    assert found == [["efl"], ["mox"], ["train"]]
 
 
 def test_both_readmes_show_the_same_examples():

@@ -1,11 +1,12 @@
 """plait: train one model across tasks, machines and organisations, on PyTorch.
 
-Three doors lead to one engine: `plait.efl` (tasks, stages, procedures) and `plait.train` (sessions and hooks) are open.
+Doors to one engine: `plait.efl` (tasks, stages, procedures), `plait.mox` (`run` and five functions), `plait.train`
+(sessions and hooks).
 """
 
 from __future__ import annotations
 
-from plait import data, efl, errors, train
+from plait import data, efl, errors, mox, train
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.op import Op, op, placeholder
@@ -31,6 +32,7 @@ __all__ = [
     "get_variable",
     "layer",
     "metrics",
+    "mox",
     "op",
     "placeholder",
     "train",

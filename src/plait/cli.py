@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import sys
@@ -52,6 +53,29 @@ def run(
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+@app.command()
+def schedule(
+    strategy: Annotated[str, typer.Argument(help="Stages, such as '5:0.1->0.4,10:0.4=>0.8,15:0.8,20:0.08'.")],
+    samples: Annotated[int, typer.Option(help="Samples in an epoch.")] = 3200,
+    batch_size: Annotated[int, typer.Option(help="Samples in a step, of all workers together.")] = 32,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this PNG.")] = None,
+) -> None:
+    """Show the learning rates of a piecewise schedule: first, middle and last of each stage."""
+    from plait.optim.schedules import draw, piecewise_lr  # noqa: PLC0415
+
+    found = piecewise_lr(strategy, samples, batch_size)
+    print(f"{'epochs':>11} {'from step':>10} {'first':>10} {'middle':>10} {'last':>10}")
+    for stage in found.stages:
+        rates = (stage.first, stage.rate((stage.start + stage.end) / 2), stage.last)
+        first_step = math.ceil(stage.start * samples / batch_size)
+        print(f"{f'{stage.start:g}-{stage.end:g}':>11} {first_step:>10}" + "".join(f" {rate:>10.4g}" for rate in rates))
+    print(f"{f'{stage.end:g}-':>11} {found.steps:>10} {stage.last:>10.4g}")
+    if plot is not None:
+        if not draw(found, found.steps, plot):
+            raise typer.Exit(1)  # draw has said why
+        print(f"drawn: {plot}")
 
 
 @app.command()

@@ -58,18 +58,21 @@ SIGNATURES = {
     },
 }
 
-# MonitoredTrainingSession is called by name: TensorFlow's `scaffold` and `config` have no counterpart.
+# In TensorFlow's order, so that arguments may go by position.
 SESSION = {
     "master": "",
     "is_chief": True,
     "checkpoint_dir": None,
+    "scaffold": None,
     "hooks": None,
     "chief_only_hooks": None,
     "save_checkpoint_secs": 600,
     "save_summaries_steps": 100,
     "save_summaries_secs": None,
+    "config": None,
     "stop_grace_period_secs": 120,
     "log_step_count_steps": 100,
+    "max_wait_secs": 7200,
     "save_checkpoint_steps": None,
     "summary_dir": None,
 }

@@ -254,3 +254,10 @@ def test_the_report_is_one_plain_table(file: str):
 def test_the_report_names_what_nothing_loads(file: str):
     report = bank.report(bank.match([item(file, ["a/*"])], make_model()))
     assert ["only/model", "-", "missing", "(2,)"] in [line.split() for line in report.splitlines()]
+
+
+def test_the_step_of_a_checkpoint_is_known_by_its_name(tmp_path: Path, file: str):
+    directory = CheckpointDir(tmp_path / "run")
+    old = directory.save({"variables": {}}, step=7)
+    directory.save({"variables": {}}, step=40)
+    assert [bank.read_step(path) for path in (tmp_path / "run", old, file, tmp_path / "none")] == [40, 7, 0, 0]

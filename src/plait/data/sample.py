@@ -115,6 +115,17 @@ class Sample:
             return f"Sample(over {type(self._source).__name__})"
         return f"Sample({', '.join(f'{name}: {_shown(value)}' for name, value in self._fields.items())})"
 
+    def unnamed(self) -> list[Any] | None:
+        """The fields as a list, if the batch came as a tuple or list; None if it came with names."""
+        raw = self._raw
+        if type(raw) is tuple or type(raw) is list:
+            for value in raw:
+                if type(value) is not _Tensor:
+                    break
+            else:
+                return list(raw)
+        return list(self) if self._width >= 0 else None
+
     def keys(self) -> KeysView[Any]:
         return self._fields.keys()
 

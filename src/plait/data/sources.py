@@ -411,8 +411,9 @@ _KNOWN_SAMPLERS = (
     WeightedRandomSampler,
 )
 
-# Seeding a generator changes its `initial_seed`; a second source over the same loader needs the first one.
-_first_seeds: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+# Seeding a generator changes its `initial_seed`; a second source over the same loader needs the first one. Kept by the
+# generator's owner, a loader or sampler: before torch 2.12 a generator itself cannot be referred to weakly.
+_first_seeds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
@@ -421,9 +422,13 @@ def _samplers(loader: DataLoader[Any]) -> list[Any]:
 
 
 def _generators(owners: list[Any]) -> list[tuple[torch.Generator, int]]:
-    found = {id(owner.generator): owner.generator for owner in owners if hasattr(owner, "generator")}
-    generators = [generator for generator in found.values() if isinstance(generator, torch.Generator)]
-    return [(generator, _first_seeds.setdefault(generator, generator.initial_seed())) for generator in generators]
+    found: dict[int, tuple[torch.Generator, int]] = {}
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            first = found.get(id(generator), (generator, generator.initial_seed()))[1]
+            found[id(generator)] = (generator, _first_seeds.setdefault(owner, first))
+    return list(found.values())
 
 
 def _draws_later(loader: DataLoader[Any]) -> bool:

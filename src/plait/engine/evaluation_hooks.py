@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from plait.engine.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from plait.engine.hooks import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues, overrides
 from plait.engine.monitored import MonitoredSession
 from plait.engine.report import log
 from plait.engine.session import Session
 from plait.engine.task import MODE, TaskScope
 from plait.errors import ConfigError, OutOfRangeError
+from plait.rng import derive_seed, isolated_rng
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
@@ -25,6 +26,8 @@ __all__ = [
     "LogEvaluationMetricHook",
     "PlateauLREarlyStoppingHook",
 ]
+
+TRAIN, EVAL = TaskScope(MODE.TRAIN, None), TaskScope(MODE.EVAL, None)
 
 
 class AggregativeSessionRunHook(SessionRunHook):
@@ -48,6 +51,19 @@ class AggregativeSessionRunHook(SessionRunHook):
 
 def _unanswered(hook: AggregativeSessionRunHook, question: str) -> str:
     return f"{type(hook).__name__} does not answer {question}(): write `def {question}(self): return False`, or True"
+
+
+class _InterStep(SessionRunHook):
+    """A hook around the steps of the inter mode only: the session of the training has begun it, and will end it."""
+
+    def __init__(self, hook: SessionRunHook) -> None:
+        self._hook = hook
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return self._hook.before_run(run_context)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        self._hook.after_run(run_context, run_values)
 
 
 class FeedSessionRunHook(AggregativeSessionRunHook):
@@ -96,13 +112,20 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
                 raise ConfigError(f"{type(self).__name__}({name}={value}): write a number above 0")
         if not monitor_info:
             raise ConfigError(f"{type(self).__name__}: monitor_info is empty; write {{'accuracy': accuracy}}")
+        for name, number in monitor_info.items():
+            if isinstance(number, torch.Tensor) and number.dim():
+                shape = list(number.shape)
+                raise ConfigError(f"monitor_info[{name!r}] has shape {shape}: watch numbers, such as x.mean()")
         self.monitor_info = dict(monitor_info)
         self.prefix = prefix
         steps_in_epoch = math.ceil(samples_in_train / batch_size)
         self._every = max(1, round(steps_in_epoch * evaluate_every_n_epochs))
         self._eval_steps = math.ceil(samples_in_eval / batch_size)
         self._done = 0
-        self._collected: list[dict[str, torch.Tensor]] = []
+        self._trains = False
+        """Whether this is the hook of the training mode."""
+        self._collected: list[tuple[int, dict[str, torch.Tensor]]] | None = None
+        """Rows and numbers of each step of an evaluation; None outside of one."""
         self._inter: MonitoredSession | None = None
 
     def support_aggregation(self) -> bool:
@@ -114,57 +137,73 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
     def run_inter_mode(self) -> bool:
         return True
 
+    def rebind(self, fresh: SessionRunHook) -> None:
+        if isinstance(fresh, LogEvaluationMetricHook):
+            self.monitor_info = fresh.monitor_info
+
     def after_create_session(self, session: Session, coord: Any) -> None:  # noqa: ARG002 - a hook's signature
         self._inter = None
+        self._trains = any(hook is self for hook in session.model.hooks.get(TRAIN, ()))
+        if self._trains:
+            self._twin(session.model)  # what is missing is missed before the first step
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
-        if not run_context.session.model.training_flag:
-            self._collected.append({name: value.detach() for name, value in self.monitor_info.items()})
+        if not self._trains:
+            self._collect(run_context.session.model)
             return
         self._done += 1
         if self._done % self._every == 0:
             found = self._evaluate(run_context.session)
             shown = " ".join(f"{name}: {value:.3f}" for name, value in found.items())
-            log.info("%s step: %d %s", self.prefix, self._done - 1, shown)
+            log.info("%s step: %d %s", self.prefix, self._done - 1, shown or "no data is left to evaluate on")
             self.act(found, run_context)
+
+    def _collect(self, model: Model) -> None:
+        if self._collected is not None:
+            sample = model._now.sample  # noqa: SLF001 - a friend
+            rows = (sample.batch_size if sample is not None else None) or 1
+            numbers = {name: torch.as_tensor(value).detach() for name, value in self.monitor_info.items()}
+            self._collected.append((rows, numbers))
 
     def act(self, found: Mapping[str, float], run_context: SessionRunContext) -> None:
         """What to do about an evaluation; this hook only logs it."""
 
     def _evaluate(self, session: Session) -> dict[str, float]:
-        """Run the steps of the inter mode, with the hooks that take part in it."""
+        """Run the steps of the inter mode, with the hooks that take part in it; training notices nothing."""
         model: Model = session.model
-        scope = TaskScope(MODE.EVAL, None)
-        if scope not in model.streams:
-            raise ConfigError(
-                f"{type(self).__name__} evaluates in the middle of training: pass inter_mode=mox.ModeKeys.EVAL to run"
-            )
-        twin = self._twin(model, scope)
-        twin._collected = []  # noqa: SLF001 - of the same kind
+        twin = self._twin(model)
+        collected = twin._collected = []  # noqa: SLF001 - of the same kind
         if self._inter is None:
-            hooks = [hook for hook in model.hooks.get(scope, []) if _joins(hook)]
-            self._inter = MonitoredSession(lambda: session, hooks, recover=False)
+            self._inter = MonitoredSession(lambda: session, _inter_hooks(model), recover=False)
+        with isolated_rng(derive_seed(model.seed, "evaluation", self._done)):
+            self._run_steps(model, self._inter)
+        twin._collected = None  # noqa: SLF001
+        return _means(collected)
+
+    def _run_steps(self, model: Model, session: MonitoredSession) -> None:
         steps = 0
         while steps < self._eval_steps:
             try:
-                self._inter.run(model.eval_op())
+                session.run(model.eval_op())
                 steps += 1
             except (OutOfRangeError, StopIteration):
-                if model.streams[scope].spent:
-                    break
-        return _means(twin._collected)  # noqa: SLF001
+                if model.streams[EVAL].spent:
+                    return
 
-    def _twin(self, model: Model, scope: TaskScope) -> LogEvaluationMetricHook:
+    def _twin(self, model: Model) -> LogEvaluationMetricHook:
         """The hook that the model_fn made in the inter mode where it made this one in the training mode."""
-        mine = [hook for hook in model.hooks[TaskScope(MODE.TRAIN, None)] if type(hook) is type(self)]
-        others = [hook for hook in model.hooks.get(scope, []) if type(hook) is type(self)]
+        if EVAL not in model.streams:
+            raise ConfigError(
+                f"{type(self).__name__} evaluates in the middle of training: pass inter_mode=mox.ModeKeys.EVAL to run"
+            )
+        mine = [hook for hook in model.hooks[TRAIN] if type(hook).__name__ == type(self).__name__]
+        others = [hook for hook in model.hooks.get(EVAL, []) if type(hook).__name__ == type(self).__name__]
         index = next(number for number, hook in enumerate(mine) if hook is self)
         if index >= len(others):
             raise ConfigError(
                 f"the model_fn makes a {type(self).__name__} in TRAIN but not in the inter mode: make both"
             )
-        twin: LogEvaluationMetricHook = others[index]
-        return twin
+        return cast("LogEvaluationMetricHook", others[index])
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self._done}
@@ -173,14 +212,28 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
         self._done = int(state["done"])
 
 
+def _inter_hooks(model: Model) -> list[SessionRunHook]:
+    hooks = [hook for hook in model.hooks.get(EVAL, []) if _joins(hook)]
+    if model.calls[EVAL].placeholders and not any(overrides(hook, "before_run") for hook in hooks):
+        raise ConfigError(
+            "the model_fn makes placeholders in the inter mode, but no hook feeds them there: let the hook that does "
+            "answer run_inter_mode() with True"
+        )
+    return [_InterStep(hook) for hook in hooks]
+
+
 def _joins(hook: SessionRunHook) -> bool:
     return isinstance(hook, AggregativeSessionRunHook) and hook.run_inter_mode()
 
 
-def _means(collected: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+def _means(collected: list[tuple[int, dict[str, torch.Tensor]]]) -> dict[str, float]:
+    """The means over rows: a short batch counts for less."""
     if not collected:
         return {}
-    return {name: float(torch.stack([step[name] for step in collected]).double().mean()) for name in collected[0]}
+    rows = torch.tensor([float(count) for count, _ in collected], dtype=torch.float64)
+    names = collected[0][1]
+    columns = {name: torch.stack([numbers[name] for _, numbers in collected]).double().cpu() for name in names}
+    return {name: float((column * rows).sum() / rows.sum()) for name, column in columns.items()}
 
 
 _UP = ("acc", "auc", "top", "precision", "recall", "f1", "iou", "map", "psnr", "score", "bleu")
@@ -228,7 +281,8 @@ class EarlyStoppingHook(LogEvaluationMetricHook):
         value = found.get(self._monitor)
         if value is None:
             return
-        if self._best is None or self._sign * (value - self._best) > self._min_delta:
+        first = self._best is None and not math.isnan(value)
+        if first or (self._best is not None and self._sign * (value - self._best) > self._min_delta):
             self._best, self._waited = value, 0
             return
         self._waited += 1

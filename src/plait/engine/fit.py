@@ -15,7 +15,16 @@ from plait.engine.functions import ProcedureFn
 from plait.engine.hooks import SessionRunHook
 from plait.engine.manager import StageManager
 from plait.engine.monitored import MonitoredSession
-from plait.engine.report import LoggerHook, ProgressHook, check_finite, final_table, in_terminal, log, show_log
+from plait.engine.report import (
+    LoggerHook,
+    ProgressHook,
+    check_finite,
+    final_table,
+    in_terminal,
+    log,
+    scope_label,
+    show_log,
+)
 from plait.engine.session import Session
 from plait.engine.settings import RunConfig, check_count, read_config
 from plait.engine.task import TaskScope
@@ -162,9 +171,10 @@ def _keep_running(model: Model, manager: StageManager, procedure_fn: ProcedureFn
 
 
 def _add_loggers(model: Model, log_step: int) -> list[LoggerHook]:
-    loggers = [LoggerHook(model, scope, log_step) for scope in model.streams]
+    alone = len(model.streams) == 1
+    loggers = [LoggerHook(model, scope, log_step, label="" if alone else scope_label(scope)) for scope in model.streams]
     for scope, logger in zip(model.streams, loggers, strict=True):
-        model.hooks.setdefault(scope, []).append(logger)
+        model.hooks.setdefault(scope, []).insert(0, logger)  # a step is logged before a hook evaluates or stops
     return loggers
 
 

@@ -132,17 +132,22 @@ class Model(nn.Module):
 
         It is what `efl.metrics.*` returns; or a tensor (shown as it is in training, averaged in evaluation); or an Op.
         """
-        scope = self._scope(mode, task)
-        states = self.metric_states.setdefault(scope, {})
+        call = current_call()
+        scope = call.scope if call is not None and mode is DEFAULT_MODE and task is None else self._scope(mode, task)
+        states = self.metric_states.get(scope)
+        if states is None:
+            states = self.metric_states[scope] = {}
+        found = states.get(name)
+        if type(found) is Latest and isinstance(metric, torch.Tensor):  # the commonest case, at every step
+            found.value = metric.detach()
+            return
         if isinstance(metric, Op):
             state = states.setdefault(name, latest(torch.nan).create())
             table = self.eval_ops if scope.mode is MODE.EVAL else self.train_ops
             self._add_op(table, Op(state.update, [metric], name=f"metric {name}", scope=scope), scope.task)
             return
         measured = metric if isinstance(metric, Measurement) else self._measured(name, metric, scope)
-        found = states.get(name)
         if found is None:
-            call = current_call()
             if call is not None and not call.building:
                 raise FunctionError(f"metric {name!r} is new after compile(): add the same metrics at every call")
             found = states[name] = measured.create()

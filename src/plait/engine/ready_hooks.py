@@ -408,7 +408,9 @@ class ProfilerHook(_Counting):
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:  # noqa: ARG002
         self._discard()
         if self._timer.should_trigger_for_step(self.step.value + 1):
-            self._profile = torch.profiler.profile(record_shapes=self._shapes, profile_memory=self._memory)
+            self._profile = torch.profiler.profile(
+                record_shapes=self._shapes, profile_memory=self._memory, acc_events=True
+            )
             self._profile.start()
         return None
 

@@ -61,8 +61,8 @@ def scope_label(scope: TaskScope) -> str:
 def check_finite(model: Model) -> None:
     """Raise if the last loss of a task is not a number. Reads one value a task: not for every step."""
     for scope, states in model.metric_states.items():
-        if scope.mode is MODE.TRAIN and "loss" in states and scope.task in model.losses:
-            state, stream = states["loss"], model.streams[scope]
+        if scope.mode is MODE.TRAIN and scope.task in model.losses:
+            state, stream = states.get("loss", model.loss_metrics[scope.task]), model.streams[scope]
             # a run that only looks at the loss moves the stream, and leaves the metric empty
             seen = state.value is not None if isinstance(state, Latest) else bool(stream.position or stream.epoch)
             value = float(state.result())
@@ -76,11 +76,11 @@ def check_finite(model: Model) -> None:
 class LoggerHook(SessionRunHook):
     """Logs a task's metrics every `log_step` steps of it, and stops at a loss that is not a number."""
 
-    def __init__(self, model: Model, scope: TaskScope, log_step: int) -> None:
+    def __init__(self, model: Model, scope: TaskScope, log_step: int, label: str = "") -> None:
         self._model = model
         self._scope = scope
         self._log_step = max(1, log_step)
-        self._label = scope_label(scope)
+        self._label = label
         self._step = 0
         self._next = 0
         self._then = time.perf_counter()

@@ -16,7 +16,8 @@ from plait.engine.op import GlobalStep, default_global_step
 from plait.engine.ready_hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from plait.engine.report import show_log
 from plait.engine.session import Session
-from plait.errors import CheckpointError, MismatchError
+from plait.engine.settings import SessionConfig
+from plait.errors import CheckpointError, ConfigError, MismatchError
 from plait.rng import rng_state, set_rng_state
 from plait.variables.checkpoint import CheckpointDir
 
@@ -102,13 +103,16 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     master: str = "",
     is_chief: bool = True,
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    scaffold: None = None,
     hooks: Sequence[SessionRunHook] | None = None,
     chief_only_hooks: Sequence[SessionRunHook] | None = None,
     save_checkpoint_secs: float | None = 600,
     save_summaries_steps: int | None = 100,
     save_summaries_secs: float | None = None,
+    config: SessionConfig | None = None,
     stop_grace_period_secs: float = 120,
     log_step_count_steps: int | None = 100,
+    max_wait_secs: float = 7200,
     save_checkpoint_steps: int | None = None,
     summary_dir: str | os.PathLike[str] | None = None,
     *,
@@ -120,7 +124,11 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     The state is `saver`'s, or that of `model`, by default the Model compiled last. `save_checkpoint_steps` wins over
     `save_checkpoint_secs`.
     """
-    del master  # there is no remote session to connect to
+    del master, max_wait_secs  # there is no remote session to connect to, and none to wait for
+    if scaffold is not None:
+        raise ConfigError("scaffold= has no meaning here: pass model= or saver= to say what is saved")
+    if config is not None:
+        config.apply()
     show_log()
     if saver is None:
         model = model or current_model()

@@ -9,7 +9,15 @@ import torch
 
 from plait.errors import TaskError, VariableError
 
-__all__ = ["Assignment", "Factory", "PartialAssignment", "in_scope", "make_optimizer", "optimizer_setter", "scope_optimizer"]
+__all__ = [
+    "Assignment",
+    "Factory",
+    "PartialAssignment",
+    "in_scope",
+    "make_optimizer",
+    "optimizer_setter",
+    "scope_optimizer",
+]
 
 Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 """A function that makes an optimizer over variables, such as `functools.partial(torch.optim.SGD, lr=0.1)`."""

@@ -24,7 +24,7 @@ from plait.variables.checkpoint import CheckpointDir, is_checkpoint
 from plait.variables.inspect import plain_table
 from plait.variables.tree import split_tree
 
-__all__ = ["Match", "apply", "match", "read_variables", "report"]
+__all__ = ["Match", "apply", "match", "read_step", "read_variables", "report"]
 
 _KEYS = ("load", "exclude", "path")
 _EXAMPLE = "{'load': ['*'], 'exclude': [], 'path': 'DIR'}"
@@ -57,6 +57,15 @@ def read_variables(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if source.suffix == ".safetensors":
         return _slashed(source, _load_safetensors(source))
     return _slashed(source, _state_dict(source, _load_torch(source)))
+
+
+def read_step(path: str | os.PathLike[str]) -> int:
+    """The training step of a plait checkpoint (the newest of a directory), by its name; 0 for other files."""
+    source = Path(path)
+    one = is_checkpoint(source)
+    infos = CheckpointDir(source.parent if one else source).list() if source.is_dir() else []
+    steps = [info.step for info in infos if not one or info.path.name == source.name]
+    return steps[-1] if steps else 0
 
 
 def match(config: Any, variables: Mapping[str, Tensor]) -> list[Match]:

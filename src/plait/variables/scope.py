@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from torch import nn
 from plait.errors import VariableError
 from plait.variables.store import Reuse, VariableFrame, VariableStore, current, variable_name
 
-__all__ = ["GraphKeys", "add_to_collection", "get_collection", "get_variable", "layer", "variable_scope"]
+__all__ = ["GraphKeys", "add_to_collection", "get_collection", "get_variable", "layer", "var_scope", "variable_scope"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -40,7 +41,7 @@ class variable_scope:  # noqa: N801 - TensorFlow's name
         prefix = (
             name_or_scope.name + "/" if isinstance(name_or_scope, variable_scope) else f"{outer.prefix}{name_or_scope}/"
         )
-        self._frame = VariableFrame(outer.store, prefix, reuse or outer.reuse)
+        self._frame = VariableFrame(outer.store, prefix, reuse or outer.reuse, outer.force_dtype)
         self._previous = outer
 
     @property
@@ -66,6 +67,17 @@ class variable_scope:  # noqa: N801 - TensorFlow's name
         self._frame.reuse = True
 
 
+@contextmanager
+def var_scope(force_dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Inside, variables are kept in `force_dtype`, and handed out in the type in which they are asked for."""
+    outer = current.frame
+    current.frame = VariableFrame(outer.store, outer.prefix, outer.reuse, force_dtype)
+    try:
+        yield
+    finally:
+        current.frame = outer
+
+
 def _store() -> VariableStore:
     store = current.frame.store
     if store is None:
@@ -78,7 +90,17 @@ def _store() -> VariableStore:
 def layer(name: str, factory: Callable[..., M], *args: Any, **kwargs: Any) -> M:
     """Get or create the module `name` in the current scope: `plait.layer("fc1", nn.Linear, 64, 128)(x)`."""
     frame = current.frame
-    made: M = _store().get(frame.prefix + name, "layer", lambda: factory(*args, **kwargs), frame.reuse)
+    if frame.store is not None:
+        found: M | None = frame.store.made_earlier(frame.prefix + name)
+        if found is not None:
+            return found
+    kept = frame.force_dtype
+
+    def create() -> M:
+        made = factory(*args, **kwargs)
+        return made if kept is None else made.to(kept)
+
+    made: M = _store().get(frame.prefix + name, "layer", create, frame.reuse)
     return made
 
 
@@ -102,8 +124,10 @@ def get_variable(
     store = _store()
     full = current.frame.prefix + name
 
+    kept = current.frame.force_dtype or dtype
+
     def create() -> torch.Tensor:
-        value = _initial(full, shape, dtype, initializer).to(store.device)
+        value = _initial(full, shape, kept, initializer).to(store.device)
         made = nn.Parameter(value, requires_grad=trainable) if value.is_floating_point() else value
         for key in collections or ():
             store.collections.setdefault(key, []).append(made)
@@ -114,7 +138,7 @@ def get_variable(
         raise VariableError(f"variable {full!r} has shape {list(variable.shape)}, not {list(shape)}")
     if regularizer is not None:
         store.step_collections.setdefault(GraphKeys.REGULARIZATION_LOSSES, []).append(regularizer(variable))
-    return variable
+    return variable if kept is dtype else variable.to(dtype)
 
 
 def _initial(name: str, shape: Sequence[int] | None, dtype: torch.dtype, initializer: Initializer) -> torch.Tensor:

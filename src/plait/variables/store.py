@@ -27,12 +27,20 @@ ROOT = "_scoped"
 class VariableFrame:
     """Where a variable's name is looked up: in which store, below which scope, under which rule of reuse."""
 
-    __slots__ = ("prefix", "reuse", "store")
+    __slots__ = ("force_dtype", "prefix", "reuse", "store")
 
-    def __init__(self, store: VariableStore | None = None, prefix: str = "", reuse: Reuse = None) -> None:
+    def __init__(
+        self,
+        store: VariableStore | None = None,
+        prefix: str = "",
+        reuse: Reuse = None,
+        force_dtype: torch.dtype | None = None,
+    ) -> None:
         self.store = store
         self.prefix = prefix
         self.reuse = reuse
+        self.force_dtype = force_dtype
+        """The type in which variables are kept, whatever type they are asked for in."""
 
 
 class _Current(threading.local):
@@ -85,6 +93,10 @@ class VariableStore:
             yield
         finally:
             self._building = False
+
+    def made_earlier(self, name: str) -> Any:
+        """What `name` was made into, in a step; None if it is new, or may be made twice, as during the build."""
+        return None if self._building else self._made.get(name)
 
     def get(self, name: str, kind: str, create: Callable[[], nn.Module | torch.Tensor], reuse: Reuse) -> Any:
         """The thing called `name`, made with `create` where the rules of reuse allow it."""

@@ -1,0 +1,112 @@
+"""Flags: settings of a run that may also come from the command line of the user's script."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from typing import Any
+
+from plait.errors import ConfigError
+
+__all__ = ["get_flag", "get_help", "reset_flags", "set_flag"]
+
+
+TRUTH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flag:
+    default: Any
+    help: str
+
+    def following(self, argument: str) -> str:
+        """The text of a flag that was written without `=`, before `argument`."""
+        if isinstance(self.default, bool):
+            return argument if argument.lower() in TRUTH else "true"
+        return "" if argument.startswith("--") else argument
+
+    def parse(self, text: str) -> Any:
+        if isinstance(self.default, bool):
+            if text.lower() not in TRUTH:
+                raise ValueError("write true or false")
+            return TRUTH[text.lower()]
+        return type(self.default)(text) if self.default is not None else float(text)
+
+
+FLAGS = {
+    "checkpoint_exclude_patterns": _Flag("", "variables not loaded from checkpoint_path: patterns by comma"),
+    "checkpoint_include_patterns": _Flag("", "variables loaded from checkpoint_path; empty: all"),
+    "gradient_clip": _Flag(None, "limit for gradients; none: they are left alone"),
+    "gradient_clip_type": _Flag("norm", "'norm': the norm of all gradients together; 'value': each element"),
+    "job_name": _Flag("worker", "'worker' or 'ps'"),
+    "log_first_clone": _Flag(True, "log the first replica only, not the mean of all"),
+    "loss_scale": _Flag(1.0, "the loss is multiplied by it, gradients are divided by it"),
+    "num_gpus": _Flag(1, "replicas in this process"),
+    "ps_hosts": _Flag("", "host:port of the parameter servers, by comma"),
+    "sync_replicas": _Flag(True, "workers move the variables together"),
+    "task_index": _Flag(0, "number of this process among those of its job"),
+    "trainable_exclude_patterns": _Flag("", "variables that are not trained: regular expressions, by comma"),
+    "trainable_include_patterns": _Flag("", "variables that are trained; empty: all"),
+    "use_fp16": _Flag(False, "compute in half precision where it is safe"),
+    "worker_hosts": _Flag("", "host:port of the workers, by comma; empty: one worker"),
+}
+
+_set: dict[str, Any] = {}
+
+
+def get_flag(name: str | None = None, *, flag_name: str | None = None) -> Any:
+    """The value of a flag: set by `set_flag`, or given on the command line, or its default.
+
+    >>> get_flag("num_gpus")
+    1
+    """
+    wanted = _known(name if name is not None else flag_name)
+    if wanted in _set:
+        return _set[wanted]
+    return _from_command_line().get(wanted, FLAGS[wanted].default)
+
+
+def set_flag(name: str, value: Any) -> None:
+    """Set a flag; before `run`, and outside the user functions."""
+    flag = FLAGS[_known(name)]
+    wanted = float if flag.default is None else type(flag.default)
+    fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int)) or value is flag.default
+    if not fits or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(f"flag {name}={value!r}: write a {wanted.__name__} ({flag.help})")
+    _set[name] = float(value) if wanted is float and value is not None else value
+
+
+def reset_flags() -> None:
+    """Forget what `set_flag` set."""
+    _set.clear()
+
+
+def get_help() -> str:
+    """All flags with their defaults and meaning."""
+    width = max(map(len, FLAGS))
+    return "\n".join(f"--{name:<{width}}  {flag.help} (default: {flag.default!r})" for name, flag in FLAGS.items())
+
+
+def _known(name: str | None) -> str:
+    if name not in FLAGS:
+        raise ConfigError(f"there is no flag {name!r}: the flags are {', '.join(FLAGS)}")
+    return str(name)
+
+
+def _from_command_line() -> dict[str, Any]:
+    """The flags among the script's arguments; what is not a flag is the script's own, and stays."""
+    values: dict[str, Any] = {}
+    given = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
+    for argument, after in itertools.pairwise([*given, ""]):
+        name, equals, text = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or name not in FLAGS:
+            continue
+        flag = FLAGS[name]
+        if not equals:
+            text = flag.following(after)
+        try:
+            values[name] = flag.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"--{name}={text}: {error} ({flag.help})") from error
+    return values
