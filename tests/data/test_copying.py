@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.data import copying, files
+from plait.data import copying, files, stores
 from plait.data.copying import copy, copy_parallel, rename
 from plait.errors import ConfigError, DataError
 
@@ -220,5 +220,5 @@ def test_the_checksum_of_parts_is_that_of_the_protocol(size, part, tmp_path_fact
     path.write_bytes(data)
     sums = [hashlib.md5(data[start : start + part]).digest() for start in range(0, size, part)]
     whole = hashlib.md5(b"".join(sums)).hexdigest()
-    assert copying._tag(files.place_of(path), part) == f"{whole}-{len(sums)}"
-    assert copying._tag(files.place_of(path), None) == hashlib.md5(data).hexdigest()
+    assert copying._tag(stores.place_of(path), part) == f"{whole}-{len(sums)}"
+    assert copying._tag(stores.place_of(path), None) == hashlib.md5(data).hexdigest()

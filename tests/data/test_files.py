@@ -3,8 +3,6 @@
 import logging
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -84,42 +82,6 @@ def test_an_unknown_mode_is_an_error(tmp_path, mode):
     with pytest.raises(ConfigError, match="mode"):
         File(tmp_path / "f", mode)
     assert os.listdir(tmp_path) == []
-
-
-def test_without_s3fs_the_error_says_what_to_install():
-    program = """
-import sys
-sys.modules["s3fs"] = None
-from plait.data import files
-assert "fsspec" not in sys.modules
-try:
-    files.exists("s3://bucket/key")
-except files.ConfigError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "pip install 'plait[s3]'" in done.stdout
-
-
-def test_settings_of_s3():
-    try:
-        files.set_auth("me", "secret", "host", 80, is_secure=False, ssl_verify=False, path_style=True, client_timeout=3)
-        assert files._auth == {
-            "key": "me",
-            "secret": "secret",
-            "endpoint_url": "http://host:80",
-            "client_kwargs": {"verify": False},
-            "config_kwargs": {"s3": {"addressing_style": "path"}, "connect_timeout": 3, "read_timeout": 3},
-        }
-        files.set_auth(server="host")
-        assert files._auth == {"endpoint_url": "https://host"}
-        files.set_auth(server="http://host:1", retry=3)
-        assert files._auth == {"endpoint_url": "http://host:1", "config_kwargs": {"retries": {"max_attempts": 3}}}
-        with pytest.raises(ConfigError, match="without a server"):
-            files.set_auth(port=80)
-    finally:
-        files.set_auth()
-    assert files._auth == {}
 
 
 def test_until_it_is_closed_the_old_file_is_there(tmp_path):

@@ -15,7 +15,7 @@ import boto3
 import fsspec.asyn
 import pytest
 
-from plait.data import files
+from plait.data import files, stores
 from plait.data.copying import copy, copy_parallel, rename
 from plait.data.files import File
 from plait.errors import DataError
@@ -249,8 +249,8 @@ def test_directories(root):
     with pytest.raises(FileNotFoundError):
         files.mk_dir(f"{root}/x/y")
     files.make_dirs(f"{root}/x/y/z/")
-    files.make_dirs(f"{root}/x/y")
-    assert files.list_directory(root, recursive=True) == ["a", "x", "x/y", "x/y/z"]
+    files.make_dirs(f"{root}/x.y")
+    assert files.list_directory(root, recursive=True) == ["a", "x", "x.y", "x/y", "x/y/z"]
     files.write(f"{root}/f", "")
     with pytest.raises(FileExistsError):
         files.make_dirs(f"{root}/f")
@@ -363,7 +363,7 @@ def test_the_same_size_is_not_the_same_file(tree, other):
     assert files.read(f"{other}/x") == "yy"
 
 
-BIG = 3 * files.PART_BYTES + 12345
+BIG = 3 * stores.PART_BYTES + 12345
 
 
 @pytest.fixture
@@ -400,9 +400,9 @@ def test_parts_of_another_size_are_understood(big, bucket, client, tmp_path):
 
 
 def test_an_etag_that_is_no_checksum_is_verified_by_content(big, bucket, tmp_path, monkeypatch):
-    head = files.S3Store.head
+    head = stores.S3Store.head
     monkeypatch.setattr(
-        files.S3Store, "head", lambda *path, **more: {**head(*path, **more), "ETag": '"' + "0" * 32 + '"'}
+        stores.S3Store, "head", lambda *path, **more: {**head(*path, **more), "ETag": '"' + "0" * 32 + '"'}
     )
     copy(big, f"{bucket}/x")
     copy(f"{bucket}/x", tmp_path / "x")
@@ -411,14 +411,14 @@ def test_an_etag_that_is_no_checksum_is_verified_by_content(big, bucket, tmp_pat
 
 def test_a_broken_download_is_an_error(bucket, tmp_path, monkeypatch):
     files.write(f"{bucket}/x", "right")
-    monkeypatch.setattr(files.S3Store, "download", lambda self, path, local: files.write(local, "wrong"))
+    monkeypatch.setattr(stores.S3Store, "download", lambda self, path, local: files.write(local, "wrong"))
     with pytest.raises(DataError, match=f"{bucket}/x.*target.*copy it again"):
         copy(f"{bucket}/x", tmp_path / "target")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_broken_upload_is_an_error(big, bucket, monkeypatch):
-    monkeypatch.setattr(files.S3Store, "upload", lambda self, local, path: self.client.pipe_file(path, b"wrong"))
+    monkeypatch.setattr(stores.S3Store, "upload", lambda self, local, path: self.client.pipe_file(path, b"wrong"))
     with pytest.raises(DataError, match=f"{bucket}/x"):
         copy(big, f"{bucket}/x")
 
@@ -435,8 +435,8 @@ class Between:
     """Stands between the store and its client: notes what is asked, shortens pages, may refuse to remove."""
 
     def __init__(self, monkeypatch, refuse=False):
-        self.client, self.refuse, self.asked = files.S3Store().client, refuse, []
-        monkeypatch.setattr(files.S3Store, "client", self)
+        self.client, self.refuse, self.asked = stores.S3Store().client, refuse, []
+        monkeypatch.setattr(stores.S3Store, "client", self)
 
     def call_s3(self, method, **arguments):
         self.asked.append(method)
@@ -449,7 +449,7 @@ def test_more_files_than_a_page_holds(bucket, monkeypatch):
     for number in range(5):
         files.write(f"{bucket}/d/{number}", "")
     between = Between(monkeypatch)
-    monkeypatch.setattr(files, "_DELETE_AT_ONCE", 2)
+    monkeypatch.setattr(stores, "_DELETE_AT_ONCE", 2)
     assert files.list_directory(f"{bucket}/d") == ["0", "1", "2", "3", "4"]
     assert between.asked.count("list_objects_v2") == 4, "one to see whether it is a directory, three pages"
     files.remove(f"{bucket}/d", recursive=True)

@@ -211,14 +211,14 @@ class TestProjects:
         caplog.clear()
         second.fit(efl.procedure_fn.train(), checkpoint_dir=tmp_path)
         assert equal(weights(first), weights(second))
-        said = [message for message in messages(caplog) if "was already done" in message]
+        said = [message for message in messages(caplog) if "had already ended" in message]
         assert len(said) == 1
         assert "every stage of project 'default_prj'" in said[0]
-        assert "nothing was trained. Use another project_name" in said[0]
+        assert "nothing was run. Another project_name" in said[0]
 
     def test_a_first_run_does_not_say_so(self, tmp_path, caplog):
         small().fit(efl.procedure_fn.train(), checkpoint_dir=tmp_path)
-        assert not any("already done" in message for message in messages(caplog))
+        assert not any("already ended" in message for message in messages(caplog))
 
     def test_another_project_starts_its_stages_anew_from_the_weights(self, tmp_path, caplog):
         seen = []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from plait.atomic import atomic_path
-from plait.data.files import Place, S3Store, Stat, Url, place_of
+from plait.data.stores import Place, S3Store, Stat, Url, place_of
 from plait.errors import ConfigError, DataError
 
 __all__ = ["copy", "copy_parallel", "rename"]

@@ -52,6 +52,8 @@ class FitSettings:
     keep: int | None = 5
     summary_dir: str | os.PathLike[str] | None = None
     hooks: Sequence[SessionRunHook] = ()
+    hint: str = "Another project_name starts its stages anew from these weights"
+    """What is said when a run had already ended; "": nothing."""
 
     def __post_init__(self) -> None:
         check_count("log_step", self.log_step)
@@ -103,13 +105,8 @@ def fit(
             manager.boundary, manager.after_stage = checkpoints.boundary, checkpoints.after_stage
         _run(model, manager, procedure_fn, checkpoints, _hooks_of(model, settings))
     check_finite(model)
-    if manager.resumed and manager.resumed == len(manager.done):
-        log.info(
-            "every stage of project %r was already done in %s: nothing was trained. Use another project_name to "
-            "train on from these weights",
-            settings.project_name,
-            settings.checkpoint_dir,
-        )
+    if manager.resumed and not manager.ran and settings.hint:
+        log.warning("what is in %s had already ended: nothing was run. %s", settings.checkpoint_dir, settings.hint)
     log.info("finished\n%s", final_table(model, time.monotonic() - begun))
 
 

@@ -132,6 +132,8 @@ class StageManager:
         self.boundary: Callable[[], None] = lambda: None
         self.resumed = 0
         """How many stages an earlier process had done."""
+        self.ran = 0
+        """How many were run in this one."""
         self._strategy = strategy or Local()
         self._context = StageContext(self._strategy, config or RunConfig(), model)
         self._sess: Any = None
@@ -163,6 +165,7 @@ class StageManager:
             self._interrupted = {"name": name, "state": self.done.pop()[2]}
         if index < len(self.done):
             return self._skip(index, name, stage)
+        self.ran += 1
         self._place(index, name, stage)
         self._running = (name, stage)
         self.before_stage()

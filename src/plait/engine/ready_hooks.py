@@ -292,6 +292,10 @@ class SummarySaverHook(_Counting):
             self._writer.add_scalar(name, float(value), step)
 
     def end(self, session: Session) -> None:  # noqa: ARG002
+        self.close()
+
+    def close(self) -> None:
+        """End the writer and its thread, if they are this hook's own; also for runs that failed."""
         if self._output_dir is not None and self._writer is not None:
             self._writer.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from plait.data import Sample, SequenceSource, as_source
 from plait.data.batching import BatchedSource
 from plait.engine.evaluation_hooks import AggregativeSessionRunHook
+from plait.engine.fit import FitSettings, fit
 from plait.engine.hooks import SessionRunContext, SessionRunHook, SessionRunValues
 from plait.engine.model import Model
 from plait.engine.ready_hooks import SummarySaverHook
@@ -81,28 +83,43 @@ def run(
     _check(input_fn, model_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
-    assert input_fn is not None  # noqa: S101 - just checked
-    assert model_fn is not None  # noqa: S101 - same
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
     model = program.build(run_mode, inter_mode)
     _load(model, run_mode, log_dir, checkpoint_path)
     if export_model:
         program.check_export(export_model)
-    hooks: list[SessionRunHook] = []
-    if output_fn is not None:
-        hooks.append(OutputHook(program, run_mode, output_fn, output_every_n_steps))
-    if log_dir is not None and save_summary_steps and run_mode == ModeKeys.TRAIN:
-        hooks.append(SummarySaverHook(save_steps=save_summary_steps, output_dir=log_dir))
-    secs, steps = _save_interval(save_model_secs, save_model_steps)
-    model.fit(
-        _procedure(run_mode, max_number_of_steps, log_dir),
-        log_step=log_every_n_steps,
-        project_name=PROJECT,
-        checkpoint_dir=log_dir if run_mode == ModeKeys.TRAIN else None,
-        save_secs=secs,
-        save_steps=steps,
-        hooks=hooks,
-    )
+    outputs = [OutputHook(program, run_mode, output_fn, output_every_n_steps)] if output_fn is not None else []
+    saving = _save_interval(save_model_secs, save_model_steps)
+    procedure = _procedure(run_mode, max_number_of_steps, log_dir)
+    directory = log_dir if run_mode == ModeKeys.TRAIN else None
+    _fit(model, procedure, log_every_n_steps, directory, saving, save_summary_steps, outputs)
+
+
+def _fit(
+    model: Model,
+    procedure: Callable[[Model], None],
+    log_step: int,
+    directory: str | None,
+    saving: tuple[float | None, int | None],
+    summary_steps: int,
+    hooks: Sequence[SessionRunHook],
+) -> None:
+    """Run the procedure; a directory gets checkpoints, and summaries whose writer ends however the run ends."""
+    with ExitStack() as stack:
+        if directory is not None and summary_steps:
+            summaries = SummarySaverHook(save_steps=summary_steps, output_dir=directory)
+            stack.callback(summaries.close)
+            hooks = [*hooks, summaries]
+        settings = FitSettings(
+            log_step=log_step,
+            project_name=PROJECT,
+            checkpoint_dir=directory,
+            save_secs=saving[0],
+            save_steps=saving[1],
+            hooks=hooks,
+            hint="",  # the procedure says it, in words of this door
+        )
+        fit(model, procedure, settings)
 
 
 def _check(
@@ -169,8 +186,8 @@ class Program:
 
     def __init__(
         self,
-        input_fn: Callable[..., Any],
-        model_fn: Callable[..., Any],
+        input_fn: Any,
+        model_fn: Any,
         optimizer_fn: Any,
         batch_size: int | None,
     ) -> None:

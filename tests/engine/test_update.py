@@ -1,0 +1,190 @@
+"""The update, compared bit for bit with one written by hand."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from plait import efl
+from plait.engine.settings import GradientConfig
+from plait.engine.strategy import Local
+from plait.engine.update import clear_step
+from plait.errors import TaskError
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+BATCHES = [torch.linspace(-1, 1, 8).reshape(4, 2) + step for step in range(5)]
+
+
+def nets():
+    torch.manual_seed(2)
+    return nn.Linear(2, 3), nn.Linear(3, 1)
+
+
+def one_loss(first, second, x):
+    return second(first(x).tanh()).square().mean()
+
+
+def two_losses(first, second, x):
+    hidden = first(x).tanh()
+    return [hidden.square().mean(), second(hidden).square().mean()]
+
+
+def trained(losses, optimizers, strategy=None, gradient=None):
+    """Train in plait; `optimizers` are (factory, names of the nets)."""
+    model = efl.Model()
+    model.first, model.second = nets()
+    model.input_fn(lambda model, mode: [(x,) for x in BATCHES])
+    model.loss_fn(lambda model, sample: losses(model.first, model.second, sample[0]))
+
+    def assign(model, task):
+        return {
+            factory(params := [p for name in names for p in getattr(model, name).parameters()]): (params, None)
+            for factory, names in optimizers
+        }
+
+    model.optimizer_fn(assign).compile(gradient=gradient, strategy=strategy)
+    model.fit(efl.procedure_fn.train())
+    return model
+
+
+def by_hand(finish=lambda parameters: None, scale=1.0):
+    first, second = nets()
+    parameters = [*first.parameters(), *second.parameters()]
+    optimizer = ADAM(parameters)
+    for x in BATCHES:
+        optimizer.zero_grad()
+        (one_loss(first, second, x) * scale).backward()
+        for parameter in parameters:
+            parameter.grad /= scale
+        finish(parameters)
+        optimizer.step()
+    return parameters
+
+
+def equal(model, parameters):
+    found = [*model.first.parameters(), *model.second.parameters()]
+    return all(torch.equal(a, b) for a, b in zip(found, parameters, strict=True))
+
+
+ALL = [(ADAM, ("first", "second"))]
+
+
+class TestOneLoss:
+    def test_plain(self):
+        assert equal(trained(one_loss, ALL), by_hand())
+
+    @pytest.mark.parametrize("scale", [0.5, 8.0, 65536.0])
+    def test_a_scale_that_is_a_power_of_two(self, scale):
+        model = trained(one_loss, ALL, gradient=GradientConfig(loss_scale=scale))
+        assert equal(model, by_hand(scale=scale))
+        assert equal(model, by_hand())
+
+    def test_another_scale(self):
+        assert equal(trained(one_loss, ALL, gradient=GradientConfig(loss_scale=3.0)), by_hand(scale=3.0))
+
+    @pytest.mark.parametrize("scale", [1.0, 16.0])
+    @pytest.mark.parametrize(
+        ("kind", "clip"),
+        [
+            ("norm", functools.partial(nn.utils.clip_grad_norm_, max_norm=0.1)),
+            ("value", functools.partial(nn.utils.clip_grad_value_, clip_value=0.1)),
+        ],
+    )
+    def test_clipped(self, kind, clip, scale):
+        gradient = GradientConfig(clip=0.1, clip_type=kind, loss_scale=scale)
+        model = trained(one_loss, ALL, gradient=gradient)
+        assert equal(model, by_hand(clip, scale))
+        assert not equal(model, by_hand())
+
+    def test_the_norm_is_that_of_all_optimizers_together(self):
+        halves = [(ADAM, ("first",)), (ADAM, ("second",))]
+        clip = functools.partial(nn.utils.clip_grad_norm_, max_norm=0.1)
+        assert equal(trained(one_loss, halves, gradient=GradientConfig(clip=0.1)), by_hand(clip))
+
+    def test_a_variable_that_the_loss_does_not_reach_stays(self):
+        def only_first(first, second, x):
+            return first(x).square().mean()
+
+        model = trained(only_first, ALL, gradient=GradientConfig(clip=0.1, loss_scale=4.0))
+        assert all(torch.equal(a, b) for a, b in zip(model.second.parameters(), nets()[1].parameters(), strict=True))
+
+    @pytest.mark.parametrize("gradient", [None, GradientConfig(loss_scale=64.0)])
+    def test_the_loss_that_is_shown_is_not_scaled(self, gradient):
+        model = trained(one_loss, [(functools.partial(torch.optim.SGD, lr=0.0), ("first", "second"))], None, gradient)
+        expected = one_loss(*nets(), BATCHES[-1])
+        assert model.metric_values(efl.MODE.TRAIN)["loss"] == pytest.approx(float(expected))
+
+    def test_workers_reduce_before_the_scale_is_taken_out(self):
+        class Doubling(Local):
+            worker_num = 2
+
+            def reduce_gradients(self, variables):
+                for variable in variables:
+                    variable.grad *= 2
+
+        def double(parameters):
+            for parameter in parameters:
+                parameter.grad *= 2
+
+        model = trained(one_loss, ALL, Doubling(), GradientConfig(loss_scale=4.0))
+        assert equal(model, by_hand(double))
+
+
+class TestSeveralLosses:
+    def by_hand(self, finish=lambda parameters: None, scale=1.0):
+        first, second = nets()
+        optimizers = [SGD(first.parameters()), ADAM(second.parameters())]
+        for x in BATCHES:
+            losses = two_losses(first, second, x)
+            halves = [list(first.parameters()), list(second.parameters())]
+            gradients = [
+                torch.autograd.grad(loss * scale, half, retain_graph=True)
+                for loss, half in zip(losses, halves, strict=True)
+            ]
+            for optimizer, half, values in zip(optimizers, halves, gradients, strict=True):
+                for parameter, value in zip(half, values, strict=True):
+                    parameter.grad = value / scale
+                finish(half)
+                optimizer.step()
+        return [*first.parameters(), *second.parameters()]
+
+    SPLIT = [(SGD, ("first",)), (ADAM, ("second",))]
+
+    def test_each_moves_its_own_from_the_same_forward_pass(self):
+        assert equal(trained(two_losses, self.SPLIT), self.by_hand())
+
+    def test_each_is_scaled_and_clipped_by_itself(self):
+        clip = functools.partial(nn.utils.clip_grad_norm_, max_norm=0.05)
+        gradient = GradientConfig(clip=0.05, loss_scale=32.0)
+        model = trained(two_losses, self.SPLIT, gradient=gradient)
+        assert equal(model, self.by_hand(clip, 32.0))
+        assert not equal(model, self.by_hand())
+
+    def test_their_sum_is_shown(self):
+        still = functools.partial(torch.optim.SGD, lr=0.0)
+        model = trained(two_losses, [(still, ("first",)), (still, ("second",))])
+        expected = sum(two_losses(*nets(), BATCHES[-1]))
+        assert model.metric_values(efl.MODE.TRAIN)["loss"] == pytest.approx(float(expected))
+        assert model.global_step.value == 5
+
+    def test_a_loss_that_does_not_reach_its_variables_leaves_them(self):
+        model = trained(two_losses, [(SGD, ("second",)), (SGD, ("first",))])
+        assert all(torch.equal(a, b) for a, b in zip(model.second.parameters(), nets()[1].parameters(), strict=True))
+        assert not torch.equal(model.first.weight, nets()[0].weight)
+
+    def test_as_many_optimizers_as_losses(self):
+        with pytest.raises(TaskError, match="2 losses and 1 optimizers: give one for each"):
+            trained(two_losses, ALL)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_old_gradients_are_dropped(count):
+    variables = [torch.ones(1, requires_grad=True) for _ in range(count)]
+    for variable in variables:
+        variable.grad = torch.ones(1)
+    clear_step([SGD([variable]) for variable in variables])()
+    assert all(variable.grad is None for variable in variables)
