@@ -407,11 +407,11 @@ class TestQuestions:
     @pytest.mark.parametrize("kind", HOOKS)
     def test_the_answers_of_evaluating_hooks(self, kind):
         (hook,) = one(kind)(torch.tensor(1.0), TRAIN)
-        assert hook.support_aggregation() and hook.support_sync_workers() and hook.run_inter_mode()
+        assert [hook.support_aggregation(), hook.support_sync_workers(), hook.run_inter_mode()] == [True] * 3
 
     def test_the_answers_of_a_feeding_hook(self):
         hook = mox.FeedSessionRunHook({})
-        assert not (hook.support_aggregation() or hook.support_sync_workers() or hook.run_inter_mode())
+        assert [hook.support_aggregation(), hook.support_sync_workers(), hook.run_inter_mode()] == [False] * 3
 
 
 class FeedsInInterMode(mox.FeedSessionRunHook):

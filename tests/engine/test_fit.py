@@ -213,7 +213,7 @@ class TestProjects:
         assert equal(weights(first), weights(second))
         said = [message for message in messages(caplog) if "had already ended" in message]
         assert len(said) == 1
-        assert "every stage of project 'default_prj'" in said[0]
+        assert str(tmp_path) in said[0]
         assert "nothing was run. Another project_name" in said[0]
 
     def test_a_first_run_does_not_say_so(self, tmp_path, caplog):

@@ -12,6 +12,7 @@ import plait
 from plait import efl
 from plait.efl.framework import StageManager
 from plait.engine.settings import RunConfig
+from plait.engine.stage import train_loop
 from plait.errors import CheckpointError, StageError
 from plait.train import MonitoredSession
 
@@ -278,3 +279,49 @@ class TestRestart:
             "running": {"name": "b", "state": {}},
             "stopped": False,
         }
+
+
+class TestHigherLimit:
+    """A loop that had ended at its last step, and is given more of them."""
+
+    def steps(self, run, *limits, then=()):
+        def procedure(model):
+            for number, limit in enumerate(limits):
+                stage = train_loop(model, None, step=limit, across_passes=True)
+                ended.append(model.run_stage(f"loop {number}", stage) or stage.lstep)
+            for name in then:
+                model.run_stage(name, lambda sess: None)
+
+        ended = []
+        return int(run(procedure).global_step), ended
+
+    def test_the_last_stage_goes_on_where_it_was(self, run):
+        assert self.steps(run, 2) == (2, [2])
+        assert self.steps(run, 7) == (7, [7])
+        assert self.steps(run, 8) == (8, [8])
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_the_same_or_a_lower_one_changes_nothing(self, run, limit):
+        self.steps(run, 2)
+        assert self.steps(run, limit) == (2, [2])
+
+    def test_only_the_last_stage_goes_on(self, run):
+        self.steps(run, 2, 3)
+        assert self.steps(run, 4, 3) == (5, [2, 3])
+        assert self.steps(run, 2, 6) == (8, [2, 6])
+
+    def test_stages_after_it_are_run_then(self, run):
+        self.steps(run, 2)
+        assert self.steps(run, 3, 4) == (7, [3, 4])
+
+    def test_another_name_is_an_error_as_ever(self, run):
+        self.steps(run, 2)
+        with pytest.raises(StageError, match="stage 0 .* is 'loop 0' in the checkpoint and 'other'"):
+            run(lambda model: model.run_stage("other", train_loop(model, None, step=4)))
+
+    def test_the_bits_are_those_of_one_run(self, run):
+        self.steps(run, 2)
+        model = run(lambda model: model.run_stage("loop 0", train_loop(model, None, step=7, across_passes=True)))
+        whole = small()
+        whole.fit(lambda model: model.run_stage("loop 0", train_loop(model, None, step=7, across_passes=True)))
+        assert all(torch.equal(model.variables()[name], value) for name, value in whole.variables().items())

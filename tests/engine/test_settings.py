@@ -8,6 +8,7 @@ import torch
 import plait
 from plait.engine.settings import (
     CONFIG_VARIABLE,
+    GradientConfig,
     RunConfig,
     SessionConfig,
     check_count,
@@ -97,6 +98,30 @@ class TestSessionConfig:
         for name in ("set_num_threads", "use_deterministic_algorithms", "set_float32_matmul_precision"):
             monkeypatch.setattr(torch, name, lambda *args: pytest.fail("something was set"))
         SessionConfig().apply()
+
+
+class TestGradientConfig:
+    def test_leaves_gradients_alone_by_default(self):
+        config = GradientConfig()
+        assert (config.loss_scale, config.clip, config.clip_type) == (1.0, None, "norm")
+
+    def test_takes_names_only(self):
+        with pytest.raises(TypeError):
+            GradientConfig(2.0)
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"clip_type": "size"}, "clip_type='size': write 'norm' or 'value'"),
+            ({"loss_scale": 0}, "loss_scale=0, clip=None: write numbers above 0"),
+            ({"loss_scale": float("nan")}, "loss_scale=nan, .*: write numbers above 0"),
+            ({"clip": 0.0}, "clip=0.0: write numbers above 0"),
+            ({"clip": -1}, "clip=-1: write numbers above 0"),
+        ],
+    )
+    def test_bad_ones_say_what_to_write(self, given, words):
+        with pytest.raises(ConfigError, match=words):
+            GradientConfig(**given)
 
 
 class TestOptConfig:

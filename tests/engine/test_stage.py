@@ -71,6 +71,9 @@ class TestStage:
         assert stage.sess is None
         assert stage.state_dict() == {}
 
+    def test_once_ended_it_has_nothing_more_to_do(self):
+        assert efl.Stage().goes_on({}) is False
+
 
 class TestLoopStage:
     def test_finish_is_false_at_first_and_true_at_the_end_of_the_data(self):
@@ -132,6 +135,15 @@ class TestLoopStage:
         second.sess = MonitoredSession()
         second.run()
         assert second.lstep == 4
+
+    @pytest.mark.parametrize(
+        ("limit", "available", "raised", "expected"),
+        [(2, 9, 3, True), (2, 9, 2, False), (2, 9, 1, False), (2, 9, None, False), (5, 2, 9, False)],
+    )
+    def test_with_a_higher_limit_it_goes_on_unless_the_data_had_ended(self, limit, available, raised, expected):
+        stage = placed(LoopStage(counted(available), step=limit))
+        stage.run()
+        assert LoopStage(counted(9), step=raised).goes_on(stage.state_dict()) is expected
 
     def test_an_evaluation_returns_its_metrics_and_keeps_history(self):
         model = efl.Model().input_fn(lambda model, mode: BATCHES)

@@ -11,13 +11,6 @@ from plait.errors import ConfigError
 from plait.mox.flags import FLAGS, reset_flags
 
 
-@pytest.fixture(autouse=True)
-def fresh_flags(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script.py"])
-    yield
-    reset_flags()
-
-
 @pytest.fixture
 def argv(monkeypatch):
     def give(*arguments):
@@ -58,6 +51,12 @@ def test_the_help_names_every_flag_with_its_default_and_meaning():
 def test_the_documents_spelling_of_the_name():
     assert mox.get_flag(flag_name="worker_hosts") == ""
     assert mox.get_flag(name="num_gpus") == 1
+
+
+def test_reset_forgets_what_was_set():
+    mox.set_flag("num_gpus", 3)
+    reset_flags()
+    assert mox.get_flag("num_gpus") == 1
 
 
 class TestSet:

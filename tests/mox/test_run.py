@@ -18,21 +18,15 @@ import plait
 from plait import mox
 from plait.data import Sample, TensorSource
 from plait.engine.build import current_model
-from plait.errors import (
-    ConfigError,
-    DataError,
-    FunctionError,
-    NanLossError,
-)
+from plait.errors import ConfigError, DataError, FunctionError, NanLossError
 from plait.variables.checkpoint import CheckpointDir
 
 SPEC = importlib.util.spec_from_file_location("mox_runs", Path(__file__).with_name("runs.py"))
 runs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(runs)
 
-TRAIN, EVAL, PREDICT, EXPORT = (getattr(mox.ModeKeys, name) for name in ("TRAIN", "EVAL", "PREDICT", "EXPORT"))
-BATCHES = runs.BATCHES
-SAMPLES, SGD, X, Y = runs.SAMPLES, runs.SGD, runs.X, runs.Y
+TRAIN, EVAL, PREDICT, EXPORT = mox.ModeKeys.TRAIN, mox.ModeKeys.EVAL, mox.ModeKeys.PREDICT, mox.ModeKeys.EXPORT
+BATCHES, SAMPLES, SGD, X, Y = runs.BATCHES, runs.SAMPLES, runs.SGD, runs.X, runs.Y
 by_hand, fresh, lines, model_fn, run, same, weights = (
     runs.by_hand,
     runs.fresh,

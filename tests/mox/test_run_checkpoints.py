@@ -15,29 +15,16 @@ from torch import nn
 import plait
 from plait import mox
 from plait.engine.build import current_model
-from plait.errors import (
-    ConfigError,
-    MismatchError,
-    PlaitError,
-)
+from plait.errors import ConfigError, MismatchError, PlaitError
 from plait.variables.checkpoint import CheckpointDir
 
 SPEC = importlib.util.spec_from_file_location("mox_runs", Path(__file__).with_name("runs.py"))
 runs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(runs)
 
-TRAIN, EVAL, PREDICT, EXPORT = (getattr(mox.ModeKeys, name) for name in ("TRAIN", "EVAL", "PREDICT", "EXPORT"))
-BATCHES = runs.BATCHES
-SAMPLES, SGD, X, Y = runs.SAMPLES, runs.SGD, runs.X, runs.Y
-by_hand, fresh, lines, model_fn, run, same, weights = (
-    runs.by_hand,
-    runs.fresh,
-    runs.lines,
-    runs.model_fn,
-    runs.run,
-    runs.same,
-    runs.weights,
-)
+TRAIN, EVAL, PREDICT = mox.ModeKeys.TRAIN, mox.ModeKeys.EVAL, mox.ModeKeys.PREDICT
+Y = runs.Y
+by_hand, model_fn, run, same, weights = runs.by_hand, runs.model_fn, runs.run, runs.same, runs.weights
 
 
 def saved_steps(directory):
@@ -105,6 +92,11 @@ class TestCheckpoints:
         run(log_dir=log_dir, max_number_of_steps=3)
         model = run(log_dir=log_dir, max_number_of_steps=4, checkpoint_path=trained[0])
         assert same(weights(model), by_hand(4))
+
+    def test_with_a_checkpoint_in_log_dir_checkpoint_path_is_not_even_looked_at(self, tmp_path):
+        log_dir, gone = str(tmp_path / "log"), str(tmp_path / "gone")
+        run(log_dir=log_dir, max_number_of_steps=3)
+        assert run(log_dir=log_dir, max_number_of_steps=4, checkpoint_path=gone).global_step.value == 4
 
     def test_without_a_checkpoint_in_log_dir_variables_come_from_checkpoint_path(self, tmp_path, trained):
         directory, variables = trained

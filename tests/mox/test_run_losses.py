@@ -13,24 +13,15 @@ from torch import nn
 
 import plait
 from plait import mox
-from plait.errors import (
-    ConfigError,
-    FunctionError,
-    PlaitError,
-    TaskError,
-    VariableError,
-)
+from plait.errors import ConfigError, FunctionError, PlaitError, TaskError, VariableError
 
 SPEC = importlib.util.spec_from_file_location("mox_runs", Path(__file__).with_name("runs.py"))
 runs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(runs)
 
-TRAIN, EVAL, PREDICT, EXPORT = (getattr(mox.ModeKeys, name) for name in ("TRAIN", "EVAL", "PREDICT", "EXPORT"))
-BATCHES = runs.BATCHES
-SAMPLES, SGD, X, Y = runs.SAMPLES, runs.SGD, runs.X, runs.Y
-by_hand, fresh, lines, model_fn, run, same, weights = (
+SGD = runs.SGD
+by_hand, lines, model_fn, run, same, weights = (
     runs.by_hand,
-    runs.fresh,
     runs.lines,
     runs.model_fn,
     runs.run,

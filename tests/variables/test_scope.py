@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import plait
-from plait import GraphKeys, efl
+from plait import GraphKeys, efl, mox
 from plait.errors import VariableError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -252,3 +252,52 @@ def test_initial_values_are_those_of_the_name_whatever_the_build_draws():
         return model.compile().variables()["fc/weight"]
 
     assert torch.equal(first_values(0), first_values(7))
+
+
+class TestForcedType:
+    """`var_scope(force_dtype=...)`: variables are kept in one type and used in another."""
+
+    def test_a_variable_is_kept_in_the_one_and_handed_out_in_the_other(self, model):
+        with mox.var_scope(force_dtype=torch.float32):
+            used = plait.get_variable("a", shape=[], dtype=torch.float16)
+        assert used.dtype == torch.float16
+        assert model.variables()["a"].dtype == torch.float32
+
+    def test_a_variable_of_that_type_is_handed_out_itself(self, model):
+        with mox.var_scope(torch.float32):
+            assert plait.get_variable("a", [2]) is model.variables()["a"]
+
+    def test_it_ends_also_with_an_error(self, model):
+        with pytest.raises(RuntimeError), mox.var_scope(force_dtype=torch.float64):
+            raise RuntimeError
+        assert plait.get_variable("a", [1]).dtype == torch.float32
+
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_it_nests_with_scopes_of_names(self, model, inside):
+        outer, inner = plait.variable_scope("tower"), mox.var_scope(force_dtype=torch.float64)
+        with outer if inside else inner, inner if inside else plait.variable_scope("tower"):
+            plait.get_variable("a", [1])
+        assert {name: value.dtype for name, value in model.variables().items()} == {"tower/a": torch.float64}
+
+    def test_the_innermost_wins_and_none_is_no_force(self, model):
+        with mox.var_scope(force_dtype=torch.float64):
+            with mox.var_scope(force_dtype=torch.float16):
+                plait.get_variable("a", [1])
+            with mox.var_scope():
+                plait.get_variable("b", [1])
+        assert [value.dtype for value in model.variables().values()] == [torch.float16, torch.float32]
+
+    def test_a_layer_is_kept_in_it(self, model):
+        with mox.var_scope(force_dtype=torch.float64):
+            made = plait.layer("fc", nn.Linear, 2, 1)
+        assert {value.dtype for value in made.parameters()} == {torch.float64}
+
+    def test_training_moves_what_is_kept(self):
+        def loss_fn(model, sample):
+            with mox.var_scope(force_dtype=torch.float32):
+                weight = plait.get_variable("w", [2], torch.float16, initializer=1.0)
+            return (sample.x.half() * weight).float().mean()
+
+        variable = trained(loss_fn).variables()["w"]
+        assert variable.dtype == torch.float32
+        assert torch.allclose(variable, torch.full([2], 0.9))

@@ -254,6 +254,7 @@ class Latest(Metric):
     """Of several workers, the last that has a value gives it."""
 
     value: Tensor | None = None
+    """As it came: detached when it is shown, which is seldom."""
 
     def update(self, value: Tensor) -> None:
         self.value = value
@@ -261,13 +262,13 @@ class Latest(Metric):
     def result(self) -> Tensor:
         if self.value is None:
             return torch.full((), math.nan, device=self.device)
-        return self.value.reshape(())
+        return self.value.detach().reshape(())
 
     def reset(self) -> None:
         self.value = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {} if self.value is None else {"value": self.value.clone()}
+        return {} if self.value is None else {"value": self.value.detach().clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.merge([state])

@@ -139,7 +139,7 @@ class Model(nn.Module):
             states = self.metric_states[scope] = {}
         found = states.get(name)
         if type(found) is Latest and isinstance(metric, torch.Tensor):  # the commonest case, at every step
-            found.value = metric.detach()
+            found.value = metric
             return
         if isinstance(metric, Op):
             state = states.setdefault(name, latest(torch.nan).create())

@@ -38,7 +38,7 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
         for optimizer in optimizers:
             optimizer.step()
-        shown.value = loss.detach()
+        shown.value = loss
         step.value += 1
 
     def update_and_finish(loss: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
         finish(variables)
         for optimizer in optimizers:
             optimizer.step()
-        shown.value = loss.detach()
+        shown.value = loss
         step.value += 1
 
     return update if finish is _nothing else update_and_finish

@@ -251,11 +251,12 @@ class Program:
         if mode not in self.specs:
             self._check_spec(mode, spec)
         self.specs[mode] = spec
-        model = self.model
-        for name, value in spec.log_info.items():
-            model.add_metric(name, value)
+        if spec.log_info:
+            add_metric = self.model.add_metric
+            for name, value in spec.log_info.items():
+                add_metric(name, value)
         if spec.hooks:
-            model.add_hooks(spec.hooks)
+            self.model.add_hooks(spec.hooks)
         return spec
 
     def _check_spec(self, mode: str, spec: ModelSpec) -> None:
