@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait import mox
-from plait.data import copying, files
+from plait.data import copying, files, stores
 
 
 def test_the_names_are_these():
@@ -53,7 +53,7 @@ def test_copying_moving_and_removing(tmp_path):
 def test_who_asks_s3_can_be_set_and_forgotten():
     mox.file.set_auth(ak="key", sk="secret", server="localhost", port=9000, is_secure=False)
     try:
-        assert files._auth["endpoint_url"] == "http://localhost:9000"
+        assert stores._auth["endpoint_url"] == "http://localhost:9000"
     finally:
         mox.file.set_auth()
-    assert files._auth == {}
+    assert stores._auth == {}

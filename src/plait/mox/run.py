@@ -14,16 +14,17 @@ from plait.data import Sample, SequenceSource, as_source
 from plait.data.batching import BatchedSource
 from plait.engine.evaluation_hooks import AggregativeSessionRunHook
 from plait.engine.fit import FitSettings, fit
-from plait.engine.hooks import SessionRunContext, SessionRunHook, SessionRunValues
+from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
 from plait.engine.ready_hooks import SummarySaverHook
 from plait.engine.report import log
-from plait.engine.session import Session
 from plait.engine.settings import GradientConfig, SessionConfig
 from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.engine.task import MODE, TaskScope
 from plait.errors import ConfigError, FunctionError, MismatchError, VariableError
 from plait.mox.flags import get_flag
+from plait.mox.outputs import OutputHook
+from plait.mox.replicas import JoinedSource, join, shares
 from plait.mox.spec import ExportKeys, ModeKeys, ModelSpec
 from plait.optim.assign import Assignment, PartialAssignment, in_scope
 from plait.rng import isolated_rng
@@ -88,7 +89,9 @@ def run(
     _load(model, run_mode, log_dir, checkpoint_path)
     if export_model:
         program.check_export(export_model)
-    outputs = [OutputHook(program, run_mode, output_fn, output_every_n_steps)] if output_fn is not None else []
+    outputs: list[SessionRunHook] = []
+    if output_fn is not None:
+        outputs.append(OutputHook(lambda: program.specs_of_replicas(run_mode), output_fn, output_every_n_steps))
     saving = _save_interval(save_model_secs, save_model_steps)
     procedure = _procedure(run_mode, max_number_of_steps, log_dir)
     directory = log_dir if run_mode == ModeKeys.TRAIN else None
@@ -141,8 +144,9 @@ def _check(
     if fetch_strategy_fn is not None:
         raise ConfigError("fetch_strategy_fn is not supported: leave it out")
     hosts = [host for host in get_flag("worker_hosts").split(",") if host]
-    if get_flag("num_gpus") > 1 or len(hosts) > 1 or get_flag("ps_hosts"):
-        raise ConfigError("num_gpus above 1, several worker_hosts and ps_hosts need the cluster: this version has one")
+    if len(hosts) > 1 or get_flag("ps_hosts"):
+        raise ConfigError("several worker_hosts, and ps_hosts, need the cluster: this version has one worker")
+    _check_numbers(num_gpus=get_flag("num_gpus"))
 
 
 def _check_numbers(least: int = 1, **numbers: Any) -> None:
@@ -198,6 +202,9 @@ class Program:
         self._model_fn = model_fn
         self._optimizer_fn = optimizer_fn
         self._batch_size = batch_size
+        self._replicas: int = get_flag("num_gpus")
+        self.replica_specs: dict[str, list[ModelSpec]] = {}
+        """The last ModelSpec of each replica, for each mode."""
 
     def build(self, run_mode: str, inter_mode: str | None) -> Model:
         """A compiled Model: the run mode and, if there is one, the inter mode."""
@@ -222,6 +229,10 @@ class Program:
             shown.pop("loss", None)  # the log shows what log_info says
         return model
 
+    def specs_of_replicas(self, mode: str) -> list[ModelSpec]:
+        """The ModelSpecs of the last step in this mode, one for each replica."""
+        return self.replica_specs.get(mode) or [self.specs[mode]]
+
     def _loss(self, model: Model, sample: Sample) -> Any:
         del model
         loss = self._spec(ModeKeys.TRAIN, sample).loss
@@ -238,18 +249,13 @@ class Program:
         source = sample.source if sample is not None else as_source(data)
         if self._batch_size is not None and source.batch_size is None:
             source = BatchedSource(source, self._batch_size)
+        if self._replicas > 1:
+            source = JoinedSource(source, self._replicas)
         return Sample(source, sample.columns if sample is not None else None)
 
     def _spec(self, mode: str, sample: Sample) -> ModelSpec:
         """Call the model_fn; its parts are checked in the first call of a mode, when hooks and metrics are made."""
-        inputs = sample.unnamed()
-        spec = self._model_fn(sample if inputs is None else inputs, mode)
-        if type(spec) is not ModelSpec:
-            raise FunctionError(
-                f"in {mode} mode the model_fn returned {type(spec).__name__}: return mox.ModelSpec(...)"
-            )
-        if mode not in self.specs:
-            self._check_spec(mode, spec)
+        spec = self._one_spec(mode, sample) if self._replicas == 1 else self._joined_spec(mode, sample)
         self.specs[mode] = spec
         if spec.log_info:
             add_metric = self.model.add_metric
@@ -259,9 +265,26 @@ class Program:
             self.model.add_hooks(spec.hooks)
         return spec
 
-    def _check_spec(self, mode: str, spec: ModelSpec) -> None:
-        spec.check(mode)
-        _check_hooks(spec.hooks)
+    def _one_spec(self, mode: str, sample: Sample) -> ModelSpec:
+        inputs = sample.unnamed()
+        spec = self._model_fn(sample if inputs is None else inputs, mode)
+        if type(spec) is not ModelSpec:
+            raise FunctionError(
+                f"in {mode} mode the model_fn returned {type(spec).__name__}: return mox.ModelSpec(...)"
+            )
+        if mode not in self.specs:
+            spec.check(mode)
+            _check_hooks(spec.hooks)
+        return spec
+
+    def _joined_spec(self, mode: str, sample: Sample) -> ModelSpec:
+        specs, weights = [], []
+        for part, weight in shares(sample, self._replicas):
+            self.model._store.call_again()  # noqa: SLF001 - replicas share their variables
+            specs.append(self._one_spec(mode, part))
+            weights.append(weight)
+        self.replica_specs[mode] = specs
+        return join(specs, weights, log_first=get_flag("log_first_clone"))
 
     def _assign(self, model: Model, task: str | None) -> Assignment:
         """An optimizer for each loss, over the variables of its scopes."""
@@ -400,47 +423,3 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
     bank.apply(matches, variables)
     if not training:
         model.global_step.value = bank.read_step(checkpoint_path)
-
-
-class OutputHook(SessionRunHook):
-    """Collects `output_info` as arrays and hands it to `output_fn`: every so many steps, and the rest at the end."""
-
-    def __init__(self, program: Program, mode: str, output_fn: Callable[..., Any], every: int) -> None:
-        self._program = program
-        self._mode = mode
-        self._output_fn = output_fn
-        self._every = every
-        self._collected: list[dict[str, Any]] = []
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
-        info = self._program.specs[self._mode].output_info
-        if not info:
-            raise FunctionError("output_fn is given, but the ModelSpec has no output_info: add it")
-        self._collected.append({name: _array(name, value) for name, value in info.items()})
-        if self._every and len(self._collected) >= self._every:
-            self._hand_over()
-
-    def end(self, session: Session) -> None:  # noqa: ARG002
-        if self._collected:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        collected, self._collected = self._collected, []
-        self._output_fn(collected)
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = [{name: torch.as_tensor(value) for name, value in step.items()} for step in self._collected]
-        return {"collected": kept}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._collected = [
-            {name: _array(name, value) for name, value in step.items()} for step in state.get("collected", [])
-        ]
-
-
-def _array(name: str, value: Any) -> Any:
-    """A copy: a variable goes on changing."""
-    try:
-        return torch.as_tensor(value).detach().to("cpu", copy=True).numpy()
-    except TypeError as error:
-        raise FunctionError(f"output_info[{name!r}] is a {type(value).__name__}: give a tensor ({error})") from error

@@ -94,6 +94,10 @@ class VariableStore:
         finally:
             self._building = False
 
+    def call_again(self) -> None:
+        """A function is called again in the same call, for another replica: it may make its names again."""
+        self._called = set()
+
     def made_earlier(self, name: str) -> Any:
         """What `name` was made into, in a step; None if it is new, or may be made twice, as during the build."""
         return None if self._building else self._made.get(name)
