@@ -140,6 +140,8 @@ def test_early_stopping(logged):
     _, lines = logged("mox/early_stopping.py")
     evaluations = [line for line in lines if line.startswith("[EarlyStopping]")]
     steps = [line for line in lines if line.startswith("step: ")]
+    stopping = r"\[EarlyStopping\] stopping after step 79: accuracy has not got better than 0\.\d+ in 3 evaluations"
+    assert re.fullmatch(stopping, evaluations.pop())
     assert [re.fullmatch(r"\[EarlyStopping\] step: (\d+) accuracy: 0\.\d{3}", line)[1] for line in evaluations] == [
         "19", "39", "59", "79",
     ]  # fmt: skip

@@ -212,7 +212,7 @@ def test_a_task_may_be_made_of_ops_alone():
     [
         (lambda model, s: None, "returned NoneType: return the loss, a tensor"),
         (lambda model, s: 3.0, "returned float: return the loss, a tensor"),
-        (lambda model, s: model.net(s.x), r"returned a tensor of shape \[2, 1\]: return one number.*mean"),
+        (lambda model, s: model.net(s.x), r"has shape \[2, 1\]: return one number.*mean"),
         (lambda model, s: net_loss(model, s).detach(), "returned depends on no trainable variable.*without detach"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from plait.engine.checkpoints import Checkpoints
 from plait.engine.op import GlobalStep
-from plait.errors import CheckpointError, NanLossError
+from plait.errors import CheckpointError, MismatchError, NanLossError
 from plait.variables.checkpoint import CheckpointDir, verify
 from plait.version import __version__
 
@@ -142,6 +142,38 @@ def test_restore_finds_nothing_in_an_empty_directory(opened):
     assert opened().restore("one") is False
 
 
+class OfAnotherModel(Counter):
+    def capture(self):
+        return {**super().capture(), "global_step": self.global_step.value}
+
+    def restore(self, tree, project):
+        raise MismatchError("the weights differ")
+
+
+def test_a_checkpoint_of_another_model_is_passed_over_if_nothing_was_trained(opened, steps, caplog):
+    first = opened(OfAnotherModel())
+    first.save_first()
+    first.save_last()
+    second = opened(OfAnotherModel())
+    with caplog.at_level(logging.WARNING, "plait"):
+        assert not second.restore("one")
+    (said,) = caplog.messages
+    assert said.startswith("nothing was trained in ")
+    assert said.endswith("starting anew (the weights differ)")
+    second.save_first()
+    second.save_last()
+    assert steps() == [0, 0]
+
+
+def test_a_checkpoint_of_another_model_that_was_trained_is_an_error(opened):
+    state = OfAnotherModel()
+    first = opened(state)
+    run(first, state, 1)
+    first.save_last()
+    with pytest.raises(MismatchError, match="the weights differ"):
+        opened(OfAnotherModel()).restore("one")
+
+
 def test_after_a_restore_the_first_save_is_not_made_again(opened, steps):
     begun = opened()
     begun.save_first()
@@ -186,7 +218,7 @@ def test_an_error_in_the_background_comes_with_the_next_call(opened, monkeypatch
 
     monkeypatch.setattr("plait.variables.checkpoint._write", full)
     run(checkpoints, state, 1)
-    with pytest.raises(CheckpointError, match="cannot write a checkpoint.*No space left.*make room"):
+    with pytest.raises(CheckpointError, match="cannot write a checkpoint.*No space left.*Name a directory .*with room"):
         run(checkpoints, state, 1)
 
 

@@ -72,6 +72,26 @@ def stopped_at(scores, **settings):
     return run(one(**settings), scores=scores, steps=5 * (len(scores) + 3)).global_step.value // 5
 
 
+def test_the_metrics_of_an_evaluation_start_anew_each_time():
+    def model_fn(inputs, mode):
+        x, score = inputs
+        loss = plait.layer("fc", nn.Linear, 2, 1)(x).mean()
+        hooks = one(mox.LogEvaluationMetricHook)(score.mean(), mode)
+        return mox.ModelSpec(loss=loss, log_info={"loss": loss, "mean": plait.efl.metrics.mean(score)}, hooks=hooks)
+
+    scores = {TRAIN: [0.0] * 20, EVAL: [1.0] * 4 + [3.0] * 4}
+    mox.run(
+        input_fn=lambda mode: [(torch.ones(2), torch.tensor(score)) for score in scores[mode]],
+        model_fn=model_fn,
+        optimizer_fn=SGD,
+        batch_size=4,
+        run_mode=TRAIN,
+        inter_mode=EVAL,
+        max_number_of_steps=10,
+    )
+    assert current_model().metric_values(plait.efl.MODE.EVAL)["mean"] == 3.0  # not 2, the mean of both evaluations
+
+
 class TestWhen:
     def test_the_documented_lines_in_their_order(self, log):
         hook = one(
@@ -99,6 +119,7 @@ class TestWhen:
             "step: 60(global step: 60)",
             "step: 70(global step: 70)",
             "[EarlyStopping] step: 79 accuracy: 0.000",
+            "[EarlyStopping] stopping after step 79: accuracy has not got better than 0 in 3 evaluations",
         ]
 
     @pytest.mark.parametrize(
@@ -290,11 +311,17 @@ class TestEarlyStopping:
         assert model.global_step.value == whole == 25
         assert shown(log) == lines
 
+    def test_says_why_it_stops(self, log):
+        run(one(patience=2, prefix="[ES]"), scores=[0.25, 0.5, 0.5, 0.5])
+        words = "[ES] stopping after step 19: accuracy has not got better than 0.5 in 2 evaluations"
+        assert [line for line in shown(log) if "stopping" in line] == [words]
+
     def test_once_stopped_it_stays_so(self, tmp_path, log):
         settings = {"scores": [1, 0], "log_dir": str(tmp_path)}
         assert run(one(patience=1), **settings).global_step.value == 10
         assert run(one(patience=1), **settings, steps=2000).global_step.value == 10
-        assert "nothing was trained" in log.text
+        assert "at step 10 with max_number_of_steps=2000: a hook stopped it. Choose another log_dir" in log.text
+        assert "nothing was trained" not in log.text
 
 
 class TestPlateau:

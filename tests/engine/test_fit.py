@@ -73,14 +73,26 @@ class TestLog:
         assert [line.split("\t")[0] for line in lines] == [
             "[eval] step: 0(global step: 6)",
             "[eval] step: 5(global step: 6)",
+            "[eval] global step 6, 6 batches: rows 4.0000",
         ]
         assert lines[0].endswith("rows: 4.000")
 
     def test_a_table_ends_it(self, caplog):
         small().fit(efl.procedure_fn.train())
         table = messages(caplog)[-1]
-        assert "6 steps in" in table
+        assert "global step 6: 6 steps in" in table
         assert re.search(r"train .* loss \d", table)
+
+    def test_the_table_counts_the_steps_of_this_process(self, tmp_path, caplog):
+        for step in (4, 6):
+            small().fit(efl.procedure_fn.train(step), checkpoint_dir=str(tmp_path))
+        assert "global step 6: 2 steps in" in messages(caplog)[-1]
+
+    def test_without_metrics_there_is_no_table(self, caplog):
+        model = efl.Model()
+        model.input_fn(lambda model, mode: [{"x": X}]).eval_fn(lambda model, sample: None)
+        model.compile().fit(efl.procedure_fn.eval())
+        assert messages(caplog)[-1] == "[eval] global step 0, 1 batches: no metrics"
 
     def test_a_second_fit_adds_no_second_log_line(self, caplog):
         model = small()
@@ -102,6 +114,12 @@ class TestSettings:
     def test_what_is_no_procedure_is_refused(self):
         with pytest.raises(TaskError, match=r"fit\(\) got a str: give a procedure, such as procedure_fn.train\(\)"):
             small().fit("train")
+
+    @pytest.mark.parametrize("saving", [False, True])
+    def test_what_makes_a_procedure_is_not_one(self, tmp_path, saving):
+        settings = {"checkpoint_dir": str(tmp_path)} if saving else {}
+        with pytest.raises(TaskError, match=r"returned a function: call it first, as in fit\(efl.procedure_fn.train"):
+            small().fit(efl.procedure_fn.train, **settings)
 
     def test_a_model_that_is_not_compiled_is_compiled(self):
         model = efl.Model()

@@ -364,6 +364,20 @@ def test_log_loss_holds_probabilities_off_the_ends():
     assert result_of(worst).item() == pytest.approx(-math.log(1e-3))
 
 
+@pytest.mark.parametrize("beyond", [-0.1, 1.1])
+def test_binned_auc_refuses_what_are_no_probabilities_when_it_is_checked(beyond):
+    labels, scores = torch.tensor([0, 1]), torch.tensor([0.5, beyond])
+    with pytest.raises(FunctionError, match=r"metrics.auc: predictions go beyond 0 and 1.*sigmoid\(\), or exact=True"):
+        metrics.auc(labels, scores).checked()
+    assert metrics.auc(labels, scores, exact=True).checked().check is None
+
+
+def test_binned_auc_takes_the_whole_range_and_no_rows_at_all():
+    for scores in (torch.tensor([0.0, 1.0]), torch.zeros(0)):
+        measured = metrics.auc(torch.ones(len(scores)), scores)
+        assert measured.checked() is measured
+
+
 def test_binned_auc_at_the_ends_and_outside():
     labels, scores = torch.tensor([0, 1, 0, 1]), torch.tensor([-3.0, 1.0, 0.0, math.inf])
     assert result_of(metrics.auc(labels, scores)).item() == 1.0

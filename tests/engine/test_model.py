@@ -108,6 +108,17 @@ class TestTables:
             small().run_stage("a", lambda sess: None)
 
 
+def test_a_binned_auc_of_logits_is_refused_at_the_first_step():
+    model = efl.Model()
+
+    def eval_fn(model, sample):
+        model.add_metric("auc", efl.metrics.auc(torch.tensor([0, 1]), torch.tensor([-3.0, 3.0])))
+
+    model.input_fn(lambda model, mode: [{"x": torch.ones(2, 2)}]).eval_fn(eval_fn)
+    with pytest.raises(FunctionError, match="predictions go beyond 0 and 1; give probabilities"):
+        model.compile().fit(efl.procedure_fn.eval())
+
+
 class TestWhichTask:
     def test_none_means_the_only_task_whatever_its_name(self):
         model = small(task="click")
@@ -120,8 +131,14 @@ class TestWhichTask:
             getattr(small(task="click"), ask)(task="buy")
 
     @pytest.mark.parametrize("ask", ["loss", "train_op", "input", "metrics"])
+    def test_a_name_is_unknown_where_the_only_task_has_none(self, ask):
+        words = "there is no task 'buy': the model's only task has no name; leave task= out"
+        with pytest.raises(TaskError, match=words):
+            getattr(small(), ask)(task="buy")
+
+    @pytest.mark.parametrize("ask", ["loss", "train_op", "input", "metrics"])
     def test_none_is_unknown_where_there_are_two_tasks(self, ask):
-        with pytest.raises(TaskError, match="there is no task None: the model has 'a', 'b'"):
+        with pytest.raises(TaskError, match="the model has several tasks, 'a', 'b': say which, .*task='a'"):
             getattr(small(tasks=["a", "b"]), ask)()
 
     def test_the_current_scope_decides_where_a_call_does_not_say(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections import Counter
@@ -61,6 +62,10 @@ class Recorder:
         return " ".join(self.calls)
 
 
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("procedure", "num_epochs", "expected"),
     [
@@ -76,6 +81,28 @@ def test_train_ends_at_its_steps_or_with_the_data(procedure, num_epochs, expecte
     recorder = Recorder(num_epochs=num_epochs)
     assert recorder.fit(procedure) == expected
     assert int(recorder.model.global_step) == len(expected.split())
+
+
+@pytest.mark.parametrize(("max_step", "warned"), [(9, True), (BATCHES, False), (2, False), (None, False)])
+def test_train_that_ends_with_the_data_before_its_last_step_warns(caplog, max_step, warned):
+    Recorder().fit(train(max_step))
+    words = f"training ended at step 4 of max_step={max_step}, with the data: give its source num_epochs= "
+    assert [message.startswith(words) for message in warnings_in(caplog)] == [True] * warned
+
+
+def test_train_that_a_hook_stops_does_not_blame_the_data(caplog, tmp_path):
+    for _ in range(2):  # the second time, the stage is skipped
+        Recorder().fit(train(3), hooks=[StopAtStepHook(num_steps=2)], checkpoint_dir=str(tmp_path))
+    assert not [message for message in warnings_in(caplog) if "with the data" in message]
+
+
+def test_an_evaluation_ends_with_a_line_of_its_task_and_metrics(caplog):
+    caplog.set_level(logging.INFO, "plait")
+    Recorder(batches=3, tasks=["click"]).fit(train_and_eval(train_step=2, eval_step=2, max_iter=2))
+    assert [message for message in caplog.messages if "batches:" in message] == [
+        "[click eval] global step 2, 2 batches: seen 0.5000",
+        "[click eval] global step 3, 1 batches: seen 2.0000",
+    ]
 
 
 @pytest.mark.parametrize(("max_step", "expected"), [(None, "E0 E1 E2 E3"), (2, "E0 E1"), (9, "E0 E1 E2 E3")])

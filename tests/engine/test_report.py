@@ -4,6 +4,7 @@ import functools
 import io
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -59,13 +60,41 @@ def test_what_is_not_plain_training_is_marked(scope, label):
 
 def test_a_loss_that_is_no_number_is_named_with_task_and_step():
     model = small(lambda step: math.nan if step == 2 else 1.0, task="click")
-    with pytest.raises(NanLossError, match=r"the loss of TRAIN of task 'click' is nan at global step 3: lower the"):
+    with pytest.raises(
+        NanLossError, match=r"the loss of TRAIN of task 'click' is nan, noticed at global step 3 .*: lower the"
+    ):
         model.fit(efl.procedure_fn.train(3), log_step=100)
 
 
 def test_an_infinite_loss_is_no_number_either():
-    with pytest.raises(NanLossError, match="is inf at global step 1"):
+    with pytest.raises(NanLossError, match="is inf, noticed at global step 1 "):
         small(lambda step: math.inf).fit(efl.procedure_fn.train(), log_step=1)
+
+
+def test_the_real_loss_is_looked_at_whatever_metric_has_its_name():
+    model = efl.Model()
+
+    def loss_fn(model, sample):
+        model.add_metric("loss", efl.metrics.mean(sample.x))
+        value = plait.layer("fc", nn.Linear, 2, 1)(sample.x).mean()
+        return value * math.nan if model.compiled else value
+
+    model.input_fn(lambda model, mode: [{"x": torch.ones(2, 2)}] * 5).loss_fn(loss_fn).optimizer_fn(SETTER).compile()
+    with pytest.raises(NanLossError, match="the loss of TRAIN is nan, noticed at global step 1 "):
+        model.fit(efl.procedure_fn.train(5), log_step=100)
+    assert model.metric_values(MODE.TRAIN)["loss"] == 1.0
+
+
+def test_a_metric_called_loss_that_is_no_number_is_not_the_loss():
+    model = efl.Model()
+
+    def loss_fn(model, sample):
+        model.add_metric("loss", efl.metrics.mean(sample.x * math.nan))
+        return plait.layer("fc", nn.Linear, 2, 1)(sample.x).mean()
+
+    model.input_fn(lambda model, mode: [{"x": torch.ones(2, 2)}] * 5).loss_fn(loss_fn).optimizer_fn(SETTER).compile()
+    model.fit(efl.procedure_fn.train(), log_step=1)
+    assert int(model.global_step) == 5
 
 
 def test_a_model_that_has_not_trained_has_no_bad_loss():
@@ -99,8 +128,47 @@ def test_the_rate_counts_rows_since_the_last_line(monkeypatch, caplog):
             now[0] += 0.5
             hook.after_run(None, None)
     assert [line.split("sample/sec: ")[1].split("\t")[0] for line in caplog.messages] == ["16.000", "16.000"]
-    hook.restart_clock()
-    assert hook._since == 3
+
+
+def rate_after(hook, now, caplog, seconds):
+    """The rate on the line of a step that took so long."""
+    now[0] += seconds
+    with caplog.at_level(logging.INFO, "plait"):
+        hook.after_run(None, None)
+    return float(caplog.messages[-1].split("sample/sec: ")[1].split("\t")[0])
+
+
+@pytest.mark.parametrize(
+    ("scope", "rate"),
+    [
+        (efl.TaskScope(MODE.EVAL, "click"), 4.0),
+        (efl.TaskScope(MODE.TRAIN, "buy"), 4.0),
+        (efl.TaskScope(MODE.TRAIN, "click"), 0.4),
+        (efl.TaskScope(MODE.TRAIN), 0.4),
+        (None, 0.4),
+    ],
+    ids=["another mode", "another task", "its own", "all tasks together", "a stage that may run anything"],
+)
+def test_the_clock_of_a_rate_runs_only_in_stages_of_its_task_and_mode(monkeypatch, caplog, scope, rate):
+    model, now = small(task="click"), [0.0]
+    monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])
+    model._now.sample = plait.efl.Sample({"x": torch.ones(4, 1)})
+    own = efl.TaskScope(MODE.TRAIN, "click")
+    hook = LoggerHook(model, own, 1)
+    hook.stage_begins(scope)
+    now[0] += 9.0
+    hook.stage_begins(own)
+    assert rate_after(hook, now, caplog, 1.0) == pytest.approx(rate)
+
+
+def test_after_a_restart_the_rate_leaves_out_what_another_process_did(monkeypatch, caplog):
+    model, now = small(), [0.0]
+    monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])
+    model._now.sample = plait.efl.Sample({"x": torch.ones(4, 1)})
+    hook = LoggerHook(model, efl.TaskScope(MODE.TRAIN), 10)
+    now[0] = 5.0
+    hook.load_state_dict({"step": 100, "next": 100})
+    assert rate_after(hook, now, caplog, 2.0) == pytest.approx(2.0)
 
 
 def test_nothing_is_formatted_when_nobody_reads_it(monkeypatch):
@@ -113,10 +181,18 @@ def test_nothing_is_formatted_when_nobody_reads_it(monkeypatch):
 def test_the_final_table_has_a_row_for_each_task_and_mode():
     model = small(task="click")
     model.fit(efl.procedure_fn.train_and_eval(max_iter=1))
-    table = final_table(model, 1.25)
-    assert "5 steps in 1.2 s" in table or "5 steps in 1.3 s" in table
+    table = final_table(model, 3, 1.25)
+    assert re.search(r"global step 5: 3 steps in 1\.[23] s", table)
     assert any("click" in line and "train" in line and "loss" in line for line in table.splitlines())
     assert any("click" in line and "eval" in line and "ones 1.0000" in line for line in table.splitlines())
+
+
+def test_the_final_table_leaves_out_what_is_no_number():
+    model = small()
+    model.fit(efl.procedure_fn.train())
+    (row,) = [line for line in final_table(model, 5, 1.0).splitlines() if "eval" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["-", "eval", "-"]
+    assert "nan" not in final_table(model, 5, 1.0)
 
 
 def test_the_log_goes_to_stderr_once_unless_the_program_has_set_it_up(monkeypatch):
@@ -134,6 +210,14 @@ def test_a_program_that_has_set_logging_up_is_left_alone(monkeypatch):
     before = list(log.handlers)
     show_log()
     assert log.handlers == before
+
+
+@pytest.mark.parametrize(("before", "after"), [(logging.NOTSET, logging.INFO), (logging.ERROR, logging.ERROR)])
+def test_a_program_with_handlers_of_its_own_sees_the_log_unless_it_chose_a_level(monkeypatch, before, after):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    log.setLevel(before)
+    show_log()
+    assert log.level == after
 
 
 def test_in_a_terminal_there_is_progress_and_it_ends(monkeypatch):

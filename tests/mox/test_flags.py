@@ -8,7 +8,7 @@ import pytest
 
 from plait import mox
 from plait.errors import ConfigError
-from plait.mox.flags import FLAGS, reset_flags
+from plait.mox.flags import FLAGS, _warn_of_slip, reset_flags
 
 
 @pytest.fixture
@@ -59,6 +59,18 @@ def test_reset_forgets_what_was_set():
     assert mox.get_flag("num_gpus") == 1
 
 
+@pytest.mark.parametrize(
+    ("argument", "meant"), [("--num_gpu=2", "num_gpus"), ("--gradient_clp", "gradient_clip"), ("--task_idx", None)]
+)
+def test_a_near_miss_on_the_command_line_is_warned_about_once(argv, caplog, argument, meant):
+    _warn_of_slip.cache_clear()
+    argv(argument, "3")
+    assert (mox.get_flag("num_gpus"), mox.get_flag("gradient_clip")) == (1, None)
+    name = argument.removeprefix("--").split("=")[0]
+    expected = [f"--{name} is not a flag; --{meant} is: was that meant?"] if meant else []
+    assert caplog.messages == expected
+
+
 class TestSet:
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -83,10 +95,10 @@ class TestSet:
     @pytest.mark.parametrize(
         ("name", "value", "words"),
         [
-            ("num_gpus", "2", r"flag num_gpus='2': write a int \(replicas in this process\)"),
-            ("num_gpus", 1.0, "flag num_gpus=1.0: write a int"),
-            ("num_gpus", True, "flag num_gpus=True: write a int"),
-            ("num_gpus", None, "flag num_gpus=None: write a int"),
+            ("num_gpus", "2", r"flag num_gpus='2': write an int \(replicas in this process\)"),
+            ("num_gpus", 1.0, "flag num_gpus=1.0: write an int"),
+            ("num_gpus", True, "flag num_gpus=True: write an int"),
+            ("num_gpus", None, "flag num_gpus=None: write an int"),
             ("use_fp16", 1, "flag use_fp16=1: write a bool"),
             ("loss_scale", "2", "flag loss_scale='2': write a float"),
             ("loss_scale", True, "flag loss_scale=True: write a float"),

@@ -159,3 +159,11 @@ def test_training_is_resumed_exactly(tmp_path, two_replicas):
     whole = weights(run(max_number_of_steps=6))
     run(max_number_of_steps=3, log_dir=str(tmp_path))
     assert all(torch.equal(whole[n], v) for n, v in weights(run(max_number_of_steps=6, log_dir=str(tmp_path))).items())
+
+
+def test_an_evaluation_is_of_all_rows(tmp_path, two_replicas, caplog):
+    run(log_dir=str(tmp_path), max_number_of_steps=1)
+    found = run("EVAL", checkpoint_path=str(tmp_path)).metric_values("EVAL")
+    mox.set_flag("num_gpus", 1)
+    alone = run("EVAL", checkpoint_path=str(tmp_path)).metric_values("EVAL")
+    assert found == pytest.approx(alone, rel=1e-5)

@@ -79,7 +79,7 @@ class TestTrain:
             loss = plait.layer("fc", nn.Linear, 2, 1)(inputs[0]).mean() * float("nan")
             return mox.ModelSpec(loss=loss, log_info={"other": inputs[1].mean()})
 
-        with pytest.raises(NanLossError, match="the loss of .* is nan at global step"):
+        with pytest.raises(NanLossError, match="the loss of .* is nan, noticed at global step"):
             run(model_fn=bad, max_number_of_steps=3, log_dir=str(tmp_path))
 
 
@@ -363,12 +363,16 @@ class TestPredict:
         wanted = F.linear(X, variables["fc/weight"], variables["fc/bias"]).squeeze(1)
         np.testing.assert_allclose(out, wanted.numpy(), rtol=1e-6)
 
+    def test_needs_output_fn(self, trained):
+        with pytest.raises(ConfigError, match="PREDICT hands what it finds to output_fn: pass output_fn="):
+            run(PREDICT, checkpoint_path=trained[0])
+
     def test_needs_output_info(self, trained):
         def bare(inputs, mode):
             return mox.ModelSpec(log_info=model_fn(inputs, mode).log_info)
 
         with pytest.raises(FunctionError, match="in PREDICT mode the model_fn's ModelSpec needs output_info"):
-            run(PREDICT, model_fn=bare, checkpoint_path=trained[0])
+            run(PREDICT, model_fn=bare, output_fn=print, checkpoint_path=trained[0])
 
 
 class TestOutput:

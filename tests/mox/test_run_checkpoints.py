@@ -108,8 +108,12 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("mode", [EVAL, PREDICT])
     def test_the_other_modes_need_checkpoint_path(self, mode, trained):
-        with pytest.raises(ConfigError, match=f"{mode} needs checkpoint_path=, the directory of a run or a file"):
-            run(mode, log_dir=trained[0])
+        words = f"{mode} needs checkpoint_path=, the directory of a run or a file of variables"
+        with pytest.raises(ConfigError, match=f"{words}$"):
+            run(mode, output_fn=print)
+        instead = re.escape(f": write checkpoint_path={trained[0]!r} instead of log_dir")
+        with pytest.raises(ConfigError, match=words + instead):
+            run(mode, log_dir=trained[0], output_fn=print)
 
     def test_a_model_without_variables_needs_none(self):
         def bare(inputs, mode):

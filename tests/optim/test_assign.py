@@ -67,7 +67,7 @@ def test_a_scope_that_matches_nothing_names_what_there_is():
 
 
 def test_a_variable_in_two_scopes_is_an_error_that_names_all_three():
-    with pytest.raises(VariableError, match="'left/weight' is in two scopes, 'left' and 'left/weight'"):
+    with pytest.raises(VariableError, match="'left/weight' is in two scopes, 'left' and 'left/weight': leave one out"):
         Towers().built(efl.optimizer_fn.scope_optimizer({"left": SGD, "left/weight": ADAM}))
 
 

@@ -137,5 +137,6 @@ def _difference(name: str, saved: dict[str, Any], now: dict[str, Any]) -> str:
     table = "\n".join(f"  {key:<{first}}  {was:<{second}}  {now_is}" for key, was, now_is in rows)
     return (
         f"input {name!r} is not the one that the checkpoint was made with:\n{table}\n"
-        "give the same data and settings, or start without the checkpoint"
+        "give the same data and settings, or another checkpoint_dir (log_dir in mox.run); another project_name keeps "
+        "the weights and starts the stages anew"
     )

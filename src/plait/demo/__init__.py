@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,4 +139,6 @@ def remove_finished_run(checkpoints: Path, picture: Path) -> None:
 def summary(accuracies: dict[str, float], checkpoints: Path, picture: Path | None) -> str:
     lines = [f"accuracy of {task:<7}{accuracy:.4f}" for task, accuracy in accuracies.items()]
     lines += [f"curve             {picture}"] if picture else []
-    return "\n".join([*lines, f"checkpoints       {checkpoints}", f"look inside with  plait inspect {checkpoints}"])
+    # as it was called, which need not be on the PATH
+    command = sys.argv[0] if Path(sys.argv[0]).name == "plait" else "plait"
+    return "\n".join([*lines, f"checkpoints       {checkpoints}", f"look inside with  {command} inspect {checkpoints}"])

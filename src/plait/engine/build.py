@@ -147,8 +147,7 @@ def _check_loss(loss: Any, scope: TaskScope) -> None:
         raise FunctionError(f"the loss_fn for {scope} returned {type(loss).__name__}: return the loss, a tensor")
     if loss.dim() != 0:
         raise FunctionError(
-            f"the loss_fn for {scope} returned a tensor of shape {list(loss.shape)}: return one number, such as "
-            "loss.mean()"
+            f"the loss for {scope} has shape {list(loss.shape)}: return one number, such as loss.mean()"
         )
     if not loss.requires_grad:
         raise FunctionError(
@@ -177,9 +176,10 @@ def _reached(loss: torch.Tensor) -> set[torch.Tensor]:
 
 def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor]) -> None:
     if task not in model.opt_fns:
+        argument = "" if task is None else f", task={task!r}"
         raise TaskError(
-            f"task {task!r} has a loss_fn but no optimizer_fn: write "
-            f"model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt), task={task!r})"
+            f"{'the model' if task is None else f'task {task!r}'} has a loss_fn but no optimizer_fn: write "
+            f"model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt){argument})"
         )
     given = model.opt_fns[task](model, task)
     pairs = given.values() if isinstance(given, dict) else []

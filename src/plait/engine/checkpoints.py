@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from plait.engine.op import GlobalStep
 from plait.engine.report import check_finite, log
 from plait.engine.state import capture, restore
+from plait.errors import MismatchError
 from plait.variables.checkpoint import AsyncSaver, CheckpointDir
 from plait.variables.tree import snapshot
 from plait.version import __version__
@@ -85,7 +86,13 @@ class Checkpoints:
         if found is None:
             return False
         info, tree = found
-        same = self._state.restore(tree, project)
+        try:
+            same = self._state.restore(tree, project)
+        except MismatchError as error:
+            if tree.get("global_step") != 0:
+                raise
+            log.warning("nothing was trained in %s, and it is of another model: starting anew (%s)", info.path, error)
+            return False
         step = self._state.global_step.value
         what = "going on" if same else f"starting project {project!r} with the weights"
         log.info("%s at global step %d, from %s", what, step, info.path)

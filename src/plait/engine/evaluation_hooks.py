@@ -173,6 +173,7 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
         model: Model = session.model
         twin = self._twin(model)
         collected = twin._collected = []  # noqa: SLF001 - of the same kind
+        model.reset_metrics(EVAL)
         if self._inter is None:
             self._inter = MonitoredSession(lambda: session, _inter_hooks(model), recover=False)
         with isolated_rng(derive_seed(model.seed, "evaluation", self._done)):
@@ -292,6 +293,9 @@ class EarlyStoppingHook(LogEvaluationMetricHook):
 
     def give_up(self, run_context: SessionRunContext) -> None:
         """What happens when patience is at its end."""
+        best = math.nan if self._best is None else self._best
+        why = f"{self._monitor} has not got better than {best:.4g} in {max(1, self._patience)} evaluations"
+        log.info("%s stopping after step %d: %s", self.prefix, self._done - 1, why)
         run_context.request_stop()
 
     def state_dict(self) -> dict[str, Any]:
@@ -341,7 +345,7 @@ class PlateauLREarlyStoppingHook(EarlyStoppingHook):
     def give_up(self, run_context: SessionRunContext) -> None:
         self._plateaus += 1
         if self._plateaus >= self._max_plateaus:
-            run_context.request_stop()
+            super().give_up(run_context)
             return
         for optimizer in run_context.session.model.optimizers():
             scale_learning_rate(optimizer, self._factor)

@@ -27,6 +27,7 @@ from plait.engine.report import (
 )
 from plait.engine.session import Session
 from plait.engine.settings import RunConfig, check_count, read_config
+from plait.engine.stage import CotrainStage, LoopStage, Stage
 from plait.engine.task import TaskScope
 from plait.errors import ConfigError, RecoverableError, TaskError
 from plait.variables.checkpoint import CheckpointDir
@@ -98,7 +99,7 @@ def fit(
     with ExitStack() as stack:
         loggers = _add_loggers(model, settings.log_step)
         stack.callback(_put_back_hooks, model, hooks_before)
-        manager.before_stage = functools.partial(_restart_clocks, loggers)
+        manager.before_stage = functools.partial(_tell_loggers, loggers)
         checkpoints = _open_checkpoints(model, settings)
         if checkpoints is not None:
             stack.callback(checkpoints.close)
@@ -107,7 +108,9 @@ def fit(
     check_finite(model)
     if manager.resumed and not manager.ran and settings.hint:
         log.warning("what is in %s had already ended: nothing was run. %s", settings.checkpoint_dir, settings.hint)
-    log.info("finished\n%s", final_table(model, time.monotonic() - begun))
+    steps = model.global_step.value - manager.first_step
+    if any(model.metric_states.values()):
+        log.info("finished\n%s", final_table(model, steps, time.monotonic() - begun))
 
 
 def _run(
@@ -129,9 +132,10 @@ def _run(
     try:
         with MonitoredSession(create, hooks, scoped_hooks=model.hooks, recover=recover_in_place) as session:
             manager.set_monitored_sess(session)
+            manager.first_step = model.global_step.value
             if checkpoints is None:
                 manager.init_arg(session)
-                procedure_fn(model)
+                _check_procedure(procedure_fn(model))
             else:
                 checkpoints.save_first()
                 _keep_running(model, manager, procedure_fn, session)
@@ -141,6 +145,12 @@ def _run(
             hook.stop()
         for stream in model.streams.values():
             stream.close()
+
+
+def _check_procedure(result: object) -> None:
+    """`fit(procedure_fn.train)` calls what makes a procedure, and gets one back: nothing was run."""
+    if callable(result):
+        raise TaskError("the procedure returned a function: call it first, as in fit(efl.procedure_fn.train())")
 
 
 def _open_checkpoints(model: Model, settings: FitSettings) -> Checkpoints | None:
@@ -155,7 +165,7 @@ def _keep_running(model: Model, manager: StageManager, procedure_fn: ProcedureFn
     while True:
         manager.init_arg(session)
         try:
-            procedure_fn(model)
+            _check_procedure(procedure_fn(model))
         except RecoverableError as error:
             tries = 1 if model.global_step.value > reached else tries + 1
             reached = max(reached, model.global_step.value)
@@ -175,9 +185,11 @@ def _add_loggers(model: Model, log_step: int) -> list[LoggerHook]:
     return loggers
 
 
-def _restart_clocks(loggers: Sequence[LoggerHook]) -> None:
+def _tell_loggers(loggers: Sequence[LoggerHook], stage: Stage) -> None:
+    """Time counts for the rates of what a stage runs."""
+    scope = stage.scope if isinstance(stage, (LoopStage, CotrainStage)) else None
     for logger in loggers:
-        logger.restart_clock()
+        logger.stage_begins(scope)
 
 
 def _put_back_hooks(model: Model, before: dict[TaskScope, list[SessionRunHook]]) -> None:

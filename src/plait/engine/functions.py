@@ -83,7 +83,7 @@ class OptimizerFn(Protocol):
 class ProcedureFn(Protocol):
     """The whole course of a training, as calls of `model.run_stage`."""
 
-    def __call__(self, model: Model, /) -> None:
+    def __call__(self, model: Model, /) -> Any:
         """Run the stages one after the other. After a restart, it is called again and finds those done skipped.
 
         Args:

@@ -127,13 +127,15 @@ class StageManager:
         self.name = name
         self.done: list[list[Any]] = []
         """[name, result, where the stage stood at its end], for each stage that ended."""
-        self.before_stage: Callable[[], None] = lambda: None
+        self.before_stage: Callable[[Stage], None] = lambda stage: None  # noqa: ARG005 - its shape
         self.after_stage: Callable[[], None] = lambda: None
         self.boundary: Callable[[], None] = lambda: None
         self.resumed = 0
         """How many stages an earlier process had done."""
         self.ran = 0
         """How many were run in this one."""
+        self.first_step = 0
+        """The global step at which this process began."""
         self._strategy = strategy or Local()
         self._context = StageContext(self._strategy, config or RunConfig(), model)
         self._sess: Any = None
@@ -168,7 +170,7 @@ class StageManager:
         self.ran += 1
         self._place(index, name, stage)
         self._running = (name, stage)
-        self.before_stage()
+        self.before_stage(stage)
         try:
             result = as_recorded(stage(*args, **kwargs))
             self._strategy.barrier(name, interval)

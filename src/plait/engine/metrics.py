@@ -86,16 +86,29 @@ class Measurement:
     `value, update_op = metrics.auc(...)`, as TensorFlow has it, gives the measurement twice.
     """
 
-    __slots__ = ("args", "kind")
+    __slots__ = ("args", "check", "kind")
 
-    def __init__(self, kind: Callable[[torch.device], Metric], args: tuple[Tensor | None, ...]) -> None:
+    def __init__(
+        self,
+        kind: Callable[[torch.device], Metric],
+        args: tuple[Tensor | None, ...],
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self.kind = kind
         self.args = args
+        self.check = check
+        """Looks at the values of the first step, which may be waited for."""
 
     def create(self) -> Metric:
         """A metric that has seen nothing yet, on the device of the first tensor."""
         device = next(arg.device for arg in self.args if arg is not None)
         return self.kind(device)
+
+    def checked(self) -> Measurement:
+        """The same, after a look at its values: for the first step only."""
+        if self.check is not None:
+            self.check()
+        return self
 
     def __iter__(self) -> Iterator[Measurement]:
         return iter((self, self))
@@ -393,8 +406,17 @@ def auc(
     _check_weights("auc", weights, labels)
     if num_thresholds < 2:
         raise FunctionError(f"metrics.auc: num_thresholds is {num_thresholds}; give 2 or more")
-    kind = ExactAuc if exact else partial(BinnedAuc, num_thresholds=num_thresholds)
-    return Measurement(kind, (labels, predictions, weights))
+    if exact:
+        return Measurement(ExactAuc, (labels, predictions, weights))
+    kind = partial(BinnedAuc, num_thresholds=num_thresholds)
+    return Measurement(kind, (labels, predictions, weights), partial(_check_probabilities, predictions))
+
+
+def _check_probabilities(predictions: Tensor) -> None:
+    if predictions.numel() and bool(((predictions < 0) | (predictions > 1)).any()):
+        raise FunctionError(
+            "metrics.auc: predictions go beyond 0 and 1; give probabilities, such as logits.sigmoid(), or exact=True"
+        )
 
 
 def group_auc(labels: Tensor, predictions: Tensor, groups: Tensor) -> Measurement:

@@ -150,7 +150,7 @@ class Model(nn.Module):
         if found is None:
             if call is not None and not call.building:
                 raise FunctionError(f"metric {name!r} is new after compile(): add the same metrics at every call")
-            found = states[name] = measured.create()
+            found = states[name] = measured.checked().create()
         found.update(*measured.args)
 
     def _measured(self, name: str, value: Any, scope: TaskScope) -> Measurement:
@@ -254,8 +254,7 @@ class Model(nn.Module):
         if task is None and None not in known and len(known) == 1:
             return known[0]
         if known and task not in known:
-            names = ", ".join(repr(name) for name in known)
-            raise TaskError(f"there is no task {task!r}: the model has {names}")
+            raise TaskError(_unknown_task(task, known))
         return task
 
     def _scope(self, mode: MODE, task: str | None) -> TaskScope:
@@ -368,6 +367,17 @@ class Model(nn.Module):
             hooks=tuple(hooks),
         )
         fit(self, procedure_fn, settings, config)
+
+
+def _unknown_task(task: str | None, known: Sequence[str | None]) -> str:
+    if list(known) == [None]:
+        return f"there is no task {task!r}: the model's only task has no name; leave task= out"
+    names = ", ".join(repr(name) for name in known)
+    if task is None:
+        return (
+            f"the model has several tasks, {names}: say which, as in train_and_eval(..., task={known[0]!r}), or cotrain"
+        )
+    return f"there is no task {task!r}: the model has {names}"
 
 
 def _first(*values: Any) -> Any:

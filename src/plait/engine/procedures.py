@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from plait.errors import ConfigError, TaskError
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
+log = logging.getLogger("plait")
+
 __all__ = ["cotrain", "eval", "train", "train_and_eval", "train_and_evaluate"]
 
 
@@ -20,7 +23,14 @@ def train(max_step: int | None = None, *, task: str | None = None) -> ProcedureF
     """Train for `max_step` steps, or until the data ends: after one pass, or the `num_epochs` that its source has."""
 
     def procedure(model: Model) -> None:
-        model.run_stage("train", train_loop(model, task, step=max_step, **_passes(model, MODE.TRAIN, task)))
+        loop = train_loop(model, task, step=max_step, **_passes(model, MODE.TRAIN, task))
+        model.run_stage("train", loop)
+        if max_step is not None and loop.lstep < max_step and not loop.stopped:
+            log.warning(
+                "training ended at step %d of max_step=%d, with the data: give its source num_epochs= to read it again",
+                loop.lstep,
+                max_step,
+            )
 
     return procedure
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plait.engine.hooks import SessionRunContext, SessionRunHook, SessionRunValues
-from plait.engine.metrics import Latest
 from plait.engine.task import MODE, TaskScope
 from plait.errors import NanLossError
 
@@ -22,22 +21,30 @@ __all__ = ["LoggerHook", "check_finite", "final_table", "log", "log_line"]
 log = logging.getLogger("plait")
 
 
+_moving: list[Any] = []
+"""The progress line that is being shown, if one is."""
+
+
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg] # it takes one only from Python 3.11 on
-    """Writes to what `sys.stderr` is at that moment: a progress line puts itself there, to keep below the log."""
+    """Writes to what `sys.stderr` is at that moment; a progress line makes room, and comes back below."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
+        for progress in _moving:
+            progress.stop()
         super().emit(record)
+        for progress in _moving:
+            progress.start()
 
 
 def show_log() -> None:
-    """Send plait's log to stderr as `INFO:plait:...`, unless the program has set logging up itself."""
+    """Let plait's log be seen: where the program has set logging to go, or else on stderr as `INFO:plait:...`."""
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
     if not log.handlers and not logging.getLogger().handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
         log.addHandler(handler)
-        if log.level == logging.NOTSET:
-            log.setLevel(logging.INFO)
 
 
 def log_line(step: int, global_step: int, rate: float, values: Mapping[str, float], label: str = "") -> str:
@@ -60,17 +67,14 @@ def scope_label(scope: TaskScope) -> str:
 
 def check_finite(model: Model) -> None:
     """Raise if the last loss of a task is not a number. Reads one value a task: not for every step."""
-    for scope, states in model.metric_states.items():
-        if scope.mode is MODE.TRAIN and scope.task in model.losses:
-            state, stream = states.get("loss", model.loss_metrics[scope.task]), model.streams[scope]
-            # a run that only looks at the loss moves the stream, and leaves the metric empty
-            seen = state.value is not None if isinstance(state, Latest) else bool(stream.position or stream.epoch)
-            value = float(state.result())
-            if seen and not math.isfinite(value):
-                raise NanLossError(
-                    f"the loss of {scope} is {value} at global step {model.global_step.value}: lower the learning "
-                    "rate, clip gradients or look for bad input; the last checkpoint is from before"
-                )
+    for task, shown in model.loss_metrics.items():
+        value = 0.0 if shown.value is None else float(shown.result())
+        if not math.isfinite(value):
+            raise NanLossError(
+                f"the loss of {TaskScope(MODE.TRAIN, task)} is {value}, noticed at global step "
+                f"{model.global_step.value} (losses are looked at when they are logged or saved, and at the end): "
+                "lower the learning rate, clip gradients, or look for bad input. No checkpoint was made of it"
+            )
 
 
 class LoggerHook(SessionRunHook):
@@ -84,12 +88,18 @@ class LoggerHook(SessionRunHook):
         self._step = 0
         self._next = 0
         self._then = time.perf_counter()
+        self._paused: float | None = None
         self._since = 0
 
-    def restart_clock(self) -> None:
-        """Called when a stage begins: what happened between stages does not count for the rate."""
-        self._then = time.perf_counter()
-        self._since = self._step
+    def stage_begins(self, scope: TaskScope | None) -> None:
+        """Let the clock run in stages of this task and mode only; None: a stage that may run anything."""
+        now = time.perf_counter()
+        runs = scope is None or (scope.mode is self._scope.mode and scope.task in (None, self._scope.task))
+        if runs and self._paused is not None:
+            self._then += now - self._paused
+            self._paused = None
+        elif not runs and self._paused is None:
+            self._paused = now
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
         step = self._step
@@ -117,6 +127,7 @@ class LoggerHook(SessionRunHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._step, self._next = int(state["step"]), int(state["next"])
+        self._then, self._since = time.perf_counter(), self._step
 
 
 class ProgressHook(SessionRunHook):
@@ -133,9 +144,11 @@ class ProgressHook(SessionRunHook):
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, redirect_stderr=False)
         self._bar = self._progress.add_task("starting", total=None)
         self._progress.start()
+        _moving.append(self._progress)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
         now = time.monotonic()
@@ -144,7 +157,8 @@ class ProgressHook(SessionRunHook):
             self._progress.update(self._bar, description=f"global step {self._model.global_step.value}")
 
     def stop(self) -> None:
-        if self._progress is not None:
+        if self._progress in _moving:
+            _moving.remove(self._progress)
             self._progress.stop()
 
 
@@ -152,19 +166,21 @@ def in_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def final_table(model: Model, seconds: float) -> str:
-    """One row for each task and mode: its metrics at the end."""
+def final_table(model: Model, steps: int, seconds: float) -> str:
+    """One row for each task and mode: its metrics at the end. `steps` are those of this process."""
     from rich.console import Console  # noqa: PLC0415 - once a run
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(title=f"{model.global_step.value} steps in {seconds:.1f} s")
+    title = f"global step {model.global_step.value}: {steps} steps in {seconds:.1f} s"
+    table = Table()
     table.add_column("task")
     table.add_column("mode")
     table.add_column("metrics")
     for scope, states in model.metric_states.items():
-        shown = "  ".join(f"{name} {float(state.result()):.4f}" for name, state in states.items())
+        values = {name: float(state.result()) for name, state in states.items()}
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items() if not math.isnan(value)) or "-"
         table.add_row(scope.task or "-", str(scope.mode).lower(), shown)
     console = Console(width=100, color_system=None)
     with console.capture() as captured:
         console.print(table)
-    return captured.get().rstrip()
+    return f"{title}\n{captured.get().rstrip()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from plait.engine.model import Model
 
 __all__ = ["CotrainStage", "EvalStage", "LoopStage", "ModelBank", "Stage", "eval_loop", "train_loop"]
+
+
+log = logging.getLogger("plait")
 
 
 class Stage:
@@ -158,6 +162,9 @@ class EvalStage(LoopStage):
         if self.model is not None:
             step = self.model.global_step.value
             self.model.history.append({"task": self.scope.task, "global_step": step, "metrics": found})
+            label = f"[{self.scope.task} eval]" if self.scope.task is not None else "[eval]"
+            shown = " ".join(f"{name} {value:.4f}" for name, value in (found or {}).items())
+            log.info("%s global step %d, %d batches: %s", label, step, self._run_step, shown or "no metrics")
         return found
 
 
@@ -181,6 +188,7 @@ class CotrainStage(Stage):
 
     def __init__(self, model: Model, ratio: Mapping[str | None, float], step: int | None, seed: int) -> None:
         self.model = model
+        self.scope = TaskScope(MODE.TRAIN)
         self.ratio = dict(ratio)
         self.step = step
         self.seed = seed
@@ -263,8 +271,6 @@ class ModelBank(Stage):
 
     def run(self) -> None:
         """Load what matches into the session's model, and print one table of what did and what did not."""
-        import logging  # noqa: PLC0415 - used once
-
         model = self.sess.session.model if hasattr(self.sess, "session") else self.sess.model
         if model is None:
             raise StageError("ModelBank needs a session of a compiled model: run it with model.run_stage(...)")
@@ -272,6 +278,6 @@ class ModelBank(Stage):
         if self.is_chief:
             matches = bank.match(self.config, variables)
             if matches:
-                logging.getLogger("plait").info("%s", bank.report(matches))
+                log.info("%s", bank.report(matches))
             bank.apply(matches, variables)
         model.strategy.broadcast(list(variables.values()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["capture", "restore"]
 
 FORMAT = 1
+_ELSEWHERE = "choose another checkpoint_dir (log_dir in mox.run)"
+log = logging.getLogger("plait")
 
 
 def _key(scope: TaskScope) -> str:
@@ -59,20 +62,33 @@ def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True) ->
 
 
 def _restore_learnt(model: Model, tree: Mapping[str, Any]) -> None:
-    live = model.variables()
+    live, optimizers = model.variables(), model.optimizers()
     _check_variables(live, tree["variables"])
-    optimizers = model.optimizers()
-    if len(optimizers) != len(tree["optimizers"]):
-        raise MismatchError(
-            f"the checkpoint has {len(tree['optimizers'])} optimizers, the model has {len(optimizers)}: "
-            "it belongs to another model; choose another checkpoint_dir"
-        )
+    _check_optimizers(model, optimizers, tree["optimizers"])
     with torch.no_grad():
         for name, value in tree["variables"].items():
             live[name].copy_(value)
     for optimizer, state in zip(optimizers, tree["optimizers"], strict=True):
         _load_optimizer(model, optimizer, state)
     model.global_step.value = int(tree["global_step"])
+
+
+def _check_optimizers(
+    model: Model, optimizers: Sequence[torch.optim.Optimizer], saved: Sequence[Mapping[str, Any]]
+) -> None:
+    if len(optimizers) != len(saved):
+        raise MismatchError(
+            f"the checkpoint has {len(saved)} optimizers, the model has {len(optimizers)}: it belongs to another "
+            f"model; {_ELSEWHERE}"
+        )
+    for number, (optimizer, state) in enumerate(zip(optimizers, saved, strict=True)):
+        current = _optimizer_state(model, optimizer)
+        for what in ("kind", "variables"):
+            if state[what] != current[what]:
+                raise MismatchError(
+                    f"optimizer {number}: its {what} is {state[what]} in the checkpoint, {current[what]} in the "
+                    f"program; {_ELSEWHERE}"
+                )
 
 
 def _restore_positions(model: Model, tree: Mapping[str, Any]) -> None:
@@ -110,7 +126,7 @@ def _check_variables(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch
         more = f"\n  and {len(lines) - 8} more" if lines[8:] else ""
         raise MismatchError(
             "the checkpoint belongs to another model:\n  " + "\n  ".join(lines[:8]) + more + "\n"
-            "choose another checkpoint_dir, or load what fits with efl.stage.ModelBank"
+            f"{_ELSEWHERE}, or load what fits into a new one (efl.stage.ModelBank; checkpoint_path= in mox.run)"
         )
 
 
@@ -133,18 +149,27 @@ def _optimizer_state(model: Model, optimizer: torch.optim.Optimizer) -> dict[str
 
 def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     current = _optimizer_state(model, optimizer)
-    for what in ("kind", "variables"):
-        if saved[what] != current[what]:
-            raise MismatchError(
-                f"an optimizer's {what} differ: {saved[what]} in the checkpoint, {current[what]} in the model; "
-                "choose another checkpoint_dir or project"
-            )
     numbers = {name: index for index, name in enumerate(current["variables"])}
     groups = optimizer.state_dict()["param_groups"]
     for group, values in zip(groups, saved["groups"], strict=True):
+        if not hasattr(optimizer, "clock"):  # a scheduled rate is the program's
+            _warn_of_changes(optimizer, group, values)
         group.update({key: _like(group.get(key), value) for key, value in values.items()})
     state = {numbers[name]: dict(values) for name, values in saved["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _warn_of_changes(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    for key, value in saved.items():
+        now = group.get(key)
+        if isinstance(value, (int, float)) and isinstance(now, (int, float)) and now != value:
+            log.warning(
+                "%s: %s is %s in the program and %s in the checkpoint, which is used",
+                type(optimizer).__name__,
+                key,
+                now,
+                value,
+            )
 
 
 def _like(current: Any, saved: Any) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import itertools
+import logging
 import sys
 from typing import Any
 
@@ -73,8 +76,12 @@ def set_flag(name: str, value: Any) -> None:
     wanted = float if flag.default is None else type(flag.default)
     fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int)) or value is flag.default
     if not fits or (isinstance(value, bool) and wanted is not bool):
-        raise ConfigError(f"flag {name}={value!r}: write a {wanted.__name__} ({flag.help})")
+        raise ConfigError(f"flag {name}={value!r}: write {_article(wanted)} ({flag.help})")
     _set[name] = float(value) if wanted is float and value is not None else value
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind is int else 'a'} {kind.__name__}"
 
 
 def reset_flags() -> None:
@@ -94,13 +101,24 @@ def _known(name: str | None) -> str:
     return str(name)
 
 
+@functools.cache
+def _warn_of_slip(name: str) -> None:
+    """Once for each: an argument of the script's own may look like a flag."""
+    near = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.9)
+    if near:
+        logging.getLogger("plait").warning("--%s is not a flag; --%s is: was that meant?", name, near[0])
+
+
 def _from_command_line() -> dict[str, Any]:
     """The flags among the script's arguments; what is not a flag is the script's own, and stays."""
     values: dict[str, Any] = {}
     given = itertools.takewhile(lambda argument: argument != "--", sys.argv[1:])
     for argument, after in itertools.pairwise([*given, ""]):
         name, equals, text = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or name not in FLAGS:
+        if not argument.startswith("--"):
+            continue
+        if name not in FLAGS:
+            _warn_of_slip(name)
             continue
         flag = FLAGS[name]
         if not equals:

@@ -81,7 +81,7 @@ def run(
         save_model_steps: the same in steps.
 
     """
-    _check(input_fn, model_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
+    _check(input_fn, model_fn, output_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
@@ -126,7 +126,13 @@ def _fit(
 
 
 def _check(
-    input_fn: Any, model_fn: Any, run_mode: str, inter_mode: str | None, export_model: Any, fetch_strategy_fn: Any
+    input_fn: Any,
+    model_fn: Any,
+    output_fn: Any,
+    run_mode: str,
+    inter_mode: str | None,
+    export_model: Any,
+    fetch_strategy_fn: Any,
 ) -> None:
     modes = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
     if run_mode not in modes:
@@ -138,6 +144,8 @@ def _check(
     for name, function in (("input_fn", input_fn), ("model_fn", model_fn)):
         if not callable(function):
             raise ConfigError(f"{name} is {function!r}: give a function")
+    if run_mode == ModeKeys.PREDICT and output_fn is None:
+        raise ConfigError("PREDICT hands what it finds to output_fn: pass output_fn=, a function of a list of dicts")
     keys = (ExportKeys.TF_SERVING, ExportKeys.ONNX, ExportKeys.TORCH)
     if export_model and export_model not in keys:
         raise ConfigError(f"export_model={export_model!r}: write one of mox.ExportKeys, {', '.join(keys)}, or False")
@@ -174,12 +182,17 @@ def _procedure(run_mode: str, max_steps: int, log_dir: str | None) -> Callable[[
         before = model.global_step.value
         model.run_stage(run_mode.lower(), stage)
         if run_mode == ModeKeys.TRAIN and before == model.global_step.value:
+            why = (
+                "a hook stopped it. Choose"
+                if stage.stopped
+                else "nothing was trained. Raise max_number_of_steps, or choose"
+            )
             log.warning(
-                "the training in %s has ended, at step %d with max_number_of_steps=%d: nothing was trained. Raise "
-                "max_number_of_steps, or choose another log_dir",
+                "the training in %s has ended, at step %d with max_number_of_steps=%d: %s another log_dir",
                 log_dir,
                 before,
                 max_steps,
+                why,
             )
 
     return procedure
@@ -284,7 +297,8 @@ class Program:
             specs.append(self._one_spec(mode, part))
             weights.append(weight)
         self.replica_specs[mode] = specs
-        return join(specs, weights, log_first=get_flag("log_first_clone"))
+        first = mode == ModeKeys.TRAIN and get_flag("log_first_clone")  # an evaluation is of all rows
+        return join(specs, weights, log_first=first)
 
     def _assign(self, model: Model, task: str | None) -> Assignment:
         """An optimizer for each loss, over the variables of its scopes."""
@@ -406,7 +420,8 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
     if checkpoint_path is None and not model.variables():
         return
     if checkpoint_path is None:
-        raise ConfigError(f"{run_mode} needs checkpoint_path=, the directory of a run or a file of variables")
+        instead = "" if log_dir is None else f": write checkpoint_path={log_dir!r} instead of log_dir"
+        raise ConfigError(f"{run_mode} needs checkpoint_path=, the directory of a run or a file of variables{instead}")
     include, exclude = get_flag("checkpoint_include_patterns"), get_flag("checkpoint_exclude_patterns")
     variables = model.variables()
     found = [name for name in bank.read_variables(checkpoint_path) if name in variables]

@@ -91,7 +91,9 @@ def scope_optimizer(scope_to_opt: Mapping[str, Any]) -> Callable[[_Model, str | 
                 raise VariableError(f"no trainable variable is in scope {scope!r}: the model has {', '.join(tops)}")
             for name in inside:
                 if name in claimed:
-                    raise VariableError(f"variable {name!r} is in two scopes, {claimed[name]!r} and {scope!r}")
+                    raise VariableError(
+                        f"variable {name!r} is in two scopes, {claimed[name]!r} and {scope!r}: leave one out"
+                    )
                 claimed[name] = scope
             variables = list(inside.values())
             made = model.make_optimizer(opt, variables, scope)

@@ -171,7 +171,7 @@ class CheckpointDir:
         except Exception as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self.path}: {_reason(error)}."
-                " Checkpoints saved before are still good; make room or name another directory"
+                " Name a directory that can be written, with room; checkpoints saved before are still good"
             ) from error
 
 
