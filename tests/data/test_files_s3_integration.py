@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import boto3
 import fsspec.asyn
@@ -598,3 +599,11 @@ def test_a_download_that_is_killed_goes_on(much, bucket, tmp_path):
     assert_same(much, target)
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in before} == before
     assert list(target.rglob(".*.tmp")) == []
+
+
+def test_the_example_of_outputs_writes_to_s3(bucket, tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "mox" / "outputs.py"
+    command = [sys.executable, str(script), f"{bucket}/outputs.csv"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120, capture_output=True)
+    rows = files.read(f"{bucket}/outputs.csv").splitlines()
+    assert len(rows) > 10
