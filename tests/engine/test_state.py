@@ -14,6 +14,7 @@ from torch import nn
 import plait
 from plait import efl, mox
 from plait.efl import MODE
+from plait.engine.evaluation_hooks import scale_learning_rate
 from plait.engine.state import capture, restore
 from plait.errors import CheckpointError, DataError, MismatchError
 from plait.train import SessionRunHook
@@ -220,3 +221,13 @@ def test_a_tree_without_a_part_is_a_checkpoint_error(part):
 def test_another_format_is_named():
     with pytest.raises(CheckpointError, match="the checkpoint has format 99, this plait reads"):
         restore(small(), {**taken(small()), "format": 99})
+
+
+def test_a_rate_that_a_hook_lowered_is_no_change_of_the_program(caplog):
+    lowered, again = small(), small()
+    scale_learning_rate(lowered.optimizers()[0], 0.5)
+    tree = snapshot(capture(lowered))
+    with caplog.at_level("WARNING", logger="plait"):
+        restore(again, tree)
+    assert again.optimizers()[0].param_groups[0]["lr"] == lowered.optimizers()[0].param_groups[0]["lr"]
+    assert not caplog.records

@@ -363,5 +363,4 @@ def scale_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None
     """Lower an optimizer's rate; one that follows a schedule goes on following it, scaled."""
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
-        if "lr_scale" in group:
-            group["lr_scale"] = group["lr_scale"] * factor
+        group["lr_scale"] = group.get("lr_scale", 1.0) * factor

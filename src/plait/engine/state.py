@@ -160,8 +160,9 @@ def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mappi
 
 
 def _warn_of_changes(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    lowered = saved.get("lr_scale", 1.0) != 1.0  # by a hook, on a plateau: no change of the program
     for key, value in saved.items():
-        now = group.get(key)
+        now = value if key == "lr" and lowered else group.get(key)
         if isinstance(value, (int, float)) and isinstance(now, (int, float)) and now != value:
             log.warning(
                 "%s: %s is %s in the program and %s in the checkpoint, which is used",
