@@ -43,6 +43,7 @@ def test_a_target_that_is_a_directory_fails_cleanly(tmp_path: Path):
 
 def test_a_long_name_leaves_room_for_the_temporary(tmp_path: Path):
     write_atomic(tmp_path / ("n" * 255), "x")
+    assert (tmp_path / ("n" * 255)).read_text() == "x"
 
 
 def test_files_follow_the_umask(tmp_path: Path):

@@ -193,7 +193,9 @@ def test_passes_end_and_are_spent():
 
 def test_more_passes_may_be_asked_for_later():
     saved = Stream(TensorSource({"y": Y}, SIZE, num_epochs=1)).state_dict()
-    Stream(TensorSource({"y": Y}, SIZE, num_epochs=5)).load_state_dict(saved)
+    longer = Stream(TensorSource({"y": Y}, SIZE, num_epochs=5))
+    longer.load_state_dict(saved)
+    assert torch.equal(longer.read()["y"], Y[:SIZE])
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import difflib
 import functools
 import itertools
 import logging
+import re
 import sys
 from typing import Any
 
 from plait.errors import ConfigError
 
-__all__ = ["get_flag", "get_help", "reset_flags", "set_flag"]
+__all__ = ["get_flag", "get_help", "reset_flags", "selected", "set_flag"]
 
 
 TRUTH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -128,3 +129,15 @@ def _from_command_line() -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"--{name}={text}: {error} ({flag.help})") from error
     return values
+
+
+def selected(name: str, include: str, exclude: str) -> bool:
+    """Patterns are regular expressions, searched for anywhere in the name, separated by commas."""
+    return (not include or _matches(name, include)) and not _matches(name, exclude)
+
+
+def _matches(name: str, patterns: str) -> bool:
+    try:
+        return any(re.search(pattern.strip(), name) for pattern in patterns.split(",") if pattern.strip())
+    except re.error as error:
+        raise ConfigError(f"patterns {patterns!r}: {error}; write regular expressions, separated by commas") from error
