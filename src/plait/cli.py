@@ -36,6 +36,26 @@ def inspect(path: Annotated[Path, typer.Argument(help="A checkpoint, or a direct
     print(describe(path))
 
 
+@app.command()
+def nets(
+    names: Annotated[list[str] | None, typer.Argument(help="Networks; all of them if none is named.")] = None,
+    classes: Annotated[int | None, typer.Option(help="How many logits; otherwise as in the network's paper.")] = None,
+) -> None:
+    """Show the networks: size of their pictures, classes, parameters, multiply-adds of one picture."""
+    from plait.nets import NETS, card, info  # noqa: PLC0415
+
+    chosen = names or list(NETS)
+    facts = [info(name) for name in chosen]
+    print(f"{'network':<20} {'input':>11} {'classes':>7} {'parameters':>12} {'multiply-adds':>15}  preprocessing")
+    for name, fact in zip(chosen, facts, strict=True):
+        size = f"{fact.image_size}x{fact.image_size}x{fact.channels}"
+        cost = card(name, classes)
+        print(
+            f"{name:<20} {size:>11} {classes or fact.classes:>7} {cost.parameters:>12,} {cost.multiply_adds:>15,}"
+            f"  {fact.preprocessing}"
+        )
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
