@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -12,6 +13,11 @@ from plait.errors import CheckpointError, ConfigError, MismatchError
 from plait.variables import bank
 from plait.variables.bank import read_variables
 from plait.variables.checkpoint import CheckpointDir
+
+SPEC = importlib.util.spec_from_file_location("v1_writer", Path(__file__).with_name("v1_writer.py"))
+v1_writer = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(v1_writer)
+writer = v1_writer.base
 
 
 def make_file(path: Path, **tensors: torch.Tensor) -> str:
@@ -261,3 +267,76 @@ def test_the_step_of_a_checkpoint_is_known_by_its_name(tmp_path: Path, file: str
     old = directory.save({"variables": {}}, step=7)
     directory.save({"variables": {}}, step=40)
     assert [bank.read_step(path) for path in (tmp_path / "run", old, file, tmp_path / "none")] == [40, 7, 0, 0]
+
+
+BUNDLE = {
+    "net/conv/weights": torch.arange(24.0).reshape(1, 2, 3, 4),
+    "net/conv/weights/Momentum": torch.ones(1, 2, 3, 4),
+    "net/conv/biases": torch.arange(4.0),
+    "net/v1.5/depthwise_weights": torch.arange(4.0).reshape(1, 1, 2, 2),
+    "net/logits/weights": torch.arange(6.0).reshape(2, 3),
+    "global_step": torch.tensor(1234),
+}
+
+
+def test_a_tensorflow_checkpoint_is_turned_and_keeps_its_names(tmp_path: Path):
+    prefix = writer.write_bundle(tmp_path / "model.ckpt-1234", BUNDLE)
+    for path in (prefix, str(prefix), f"{prefix}.index", tmp_path):
+        read = read_variables(path)
+        assert set(read) == set(BUNDLE)
+        assert bank.read_step(path) == 1234
+    assert torch.equal(read["net/conv/weights"], BUNDLE["net/conv/weights"].permute(3, 2, 0, 1))
+    assert read["net/v1.5/depthwise_weights"].flatten().tolist() == [0, 1, 2, 3]
+    assert torch.equal(read["net/logits/weights"], BUNDLE["net/logits/weights"].T)
+
+
+def test_what_the_model_lacks_of_a_tensorflow_checkpoint_does_no_harm(tmp_path: Path):
+    prefix = writer.write_bundle(tmp_path / "m", BUNDLE)
+    model = {"net/conv/weights": torch.zeros(4, 3, 1, 2), "net/logits/weights": torch.zeros(3, 2)}
+    bank.apply(bank.match([item(str(prefix), ["*"])], model), model)
+    assert torch.equal(model["net/conv/weights"], BUNDLE["net/conv/weights"].permute(3, 2, 0, 1))
+    matches = bank.match([item(str(prefix), ["*"])], {"net/logits/weights": torch.zeros(3, 2, 1, 1)})
+    assert statuses(matches) == {"net/logits/weights": "wrong shape"}
+
+
+def test_plaits_own_checkpoints_come_first(tmp_path: Path):
+    writer.write_bundle(tmp_path / "model.ckpt-1234", BUNDLE)
+    CheckpointDir(tmp_path).save({"variables": {"w": torch.ones(2)}}, step=5)
+    assert set(read_variables(tmp_path)) == {"w"}
+    assert bank.read_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize("step", [None, torch.tensor([1, 2])])
+def test_a_tensorflow_checkpoint_without_a_step(tmp_path: Path, step: torch.Tensor | None):
+    tensors = {"a": torch.ones(1)} | ({} if step is None else {"global_step": step})
+    assert bank.read_step(writer.write_bundle(tmp_path / "m", tensors)) == 0
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_tensorflow_checkpoint_of_the_older_kind(tmp_path: Path, compress: bool):
+    file = v1_writer.write_v1(tmp_path / "inception_v3.ckpt", BUNDLE, compress=compress)
+    whole = read_variables(writer.write_bundle(tmp_path / "newer", BUNDLE))
+    for path in (file, str(file)):
+        read = read_variables(path)
+        assert read.keys() == whole.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in whole.items())
+        assert bank.read_step(path) == 1234
+    model = {"net/conv/weights": torch.zeros(4, 3, 1, 2)}
+    bank.apply(bank.match([item(str(file), ["net/*"])], model), model)
+    assert torch.equal(model["net/conv/weights"], BUNDLE["net/conv/weights"].permute(3, 2, 0, 1))
+
+
+def test_the_older_kind_in_several_files_and_by_its_directory(tmp_path: Path):
+    prefix = v1_writer.write_v1(tmp_path / "model.ckpt-1234", BUNDLE, {"net/conv/biases": 2}, files=2)
+    for path in (prefix, f"{prefix}-00001-of-00002", f"{prefix}-?????-of-00002", tmp_path):
+        assert read_variables(path)["net/conv/biases"].tolist() == [0, 1, 2, 3]
+        assert bank.read_step(path) == 1234
+    CheckpointDir(tmp_path).save({"variables": {"w": torch.ones(2)}}, step=5)
+    assert set(read_variables(tmp_path)) == {"w"}
+    assert bank.read_step(tmp_path) == 5
+
+
+def test_a_table_that_is_no_checkpoint_is_named(tmp_path: Path):
+    (tmp_path / "x.ckpt").write_bytes(writer.table([(b"", b"")]))
+    with pytest.raises(CheckpointError, match=r"x.ckpt: does not tell what is in it, so it is no checkpoint"):
+        read_variables(tmp_path / "x.ckpt")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ import torch
 from plait.errors import CheckpointError
 from plait.variables.checkpoint import CheckpointDir
 from plait.variables.inspect import describe, plain_table
+
+SPEC = importlib.util.spec_from_file_location("v1_writer", Path(__file__).with_name("v1_writer.py"))
+v1_writer = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(v1_writer)
+writer = v1_writer.base
 
 STATE = {
     "variables": {"tower/weight": torch.full((3, 2), 123.25), "bias": torch.full((4,), 321.5, dtype=torch.float16)},
@@ -110,6 +116,32 @@ def test_what_holds_no_checkpoint_is_an_error(tmp_path: Path):
         describe(tmp_path)
     with pytest.raises(CheckpointError, match="gone is not a directory"):
         describe(tmp_path / "gone")
+
+
+def test_a_tensorflow_checkpoint_is_listed(tmp_path: Path):
+    rows_, data = writer.bundle_rows({"net/weights": torch.full((2, 3), 123.25), "global_step": torch.tensor(7)})
+    rows_[b"graph"] = writer.entry(7, (), size=5)
+    path = writer.write_files(tmp_path / "model.ckpt-7", rows_, data)
+    text = describe(path)
+    assert text.startswith("model.ckpt-7: a TensorFlow checkpoint\n")
+    assert ["net/weights", "float32", "[2,", "3]", "24"] in rows(text)
+    assert ["global_step", "int64", "[]", "8"] in rows(text)
+    assert ["graph", "string", "[]", "5"] in rows(text)
+    assert ["total:", "3", "37"] in rows(text)
+    assert "123.25" not in text
+    assert "net/weights" in describe(tmp_path)
+    CheckpointDir(tmp_path).save(STATE, step=3)
+    assert "net/weights" not in describe(tmp_path)
+
+
+def test_a_tensorflow_checkpoint_of_the_older_kind_is_listed(tmp_path: Path):
+    tensors = {"net/weights": torch.full((2, 3), 123.25), "global_step": torch.tensor(7)}
+    path = v1_writer.write_v1(tmp_path / "net.ckpt", tensors)
+    for text in (describe(path), describe(tmp_path)):
+        assert ": a TensorFlow checkpoint\n" in text
+        assert ["net/weights", "float32", "[2,", "3]", "24"] in rows(text)
+        assert ["total:", "2", "32"] in rows(text)
+        assert "123.25" not in text
 
 
 def test_a_table_is_plain_and_whole():

@@ -4,17 +4,21 @@ A configuration is a dict {any name: entry} or a list of entries; later entries 
 
     {"load": ["tower/*"], "exclude": ["*/bias"], "path": "ckpt/0"}            patterns
     {"load": {"name in file": "name in model"}, "exclude": [], "path": ...}   renames
+
+TensorFlow's checkpoints, of both kinds ("DIR/model.ckpt-1234", "DIR/inception_v3.ckpt"), keep their names; weights are
+turned into torch's layout by the last part of theirs (see `tf_bundle`). What the model has no variable for, such as an
+optimizer's slots, does no harm.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +26,8 @@ from torch import Tensor
 from plait.errors import CheckpointError, ConfigError, MismatchError
 from plait.variables.checkpoint import CheckpointDir, is_checkpoint
 from plait.variables.inspect import plain_table
+from plait.variables.tf_bundle import TensorInfo, is_bundle, list_bundle, read_bundle, to_torch_layout
+from plait.variables.tf_v1 import is_v1, list_v1, read_v1
 from plait.variables.tree import split_tree
 
 __all__ = ["Match", "apply", "match", "read_step", "read_variables", "report"]
@@ -45,9 +51,20 @@ class Match:
     """Of the file."""
 
 
+class _Reader(NamedTuple):
+    list: Callable[[Path], Mapping[str, TensorInfo]]
+    read: Callable[[Path, Iterable[str] | None], dict[str, Tensor]]
+
+
 def read_variables(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The variables in a plait checkpoint (the newest of a directory), a safetensors file or a saved state dict."""
+    """The variables in a checkpoint of plait or TensorFlow, a safetensors file or a saved state dict.
+
+    Of a directory, the newest; plait's where it has both kinds.
+    """
     source = Path(path)
+    tensorflow = _tensorflow(source)
+    if tensorflow:
+        return {name: to_torch_layout(name, tensor) for name, tensor in tensorflow.read(source, None).items()}
     if source.is_dir():
         return _read_checkpoint(source)
     if not source.exists():
@@ -60,8 +77,12 @@ def read_variables(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_step(path: str | os.PathLike[str]) -> int:
-    """The training step of a plait checkpoint (the newest of a directory), by its name; 0 for other files."""
+    """The training step of a plait checkpoint, by its name, or of TensorFlow's, by its `global_step`; otherwise 0."""
     source = Path(path)
+    tensorflow = _tensorflow(source)
+    if tensorflow:
+        step = tensorflow.list(source).get("global_step")
+        return int(tensorflow.read(source, ["global_step"])["global_step"]) if step and step.shape == () else 0
     one = is_checkpoint(source)
     infos = CheckpointDir(source.parent if one else source).list() if source.is_dir() else []
     steps = [info.step for info in infos if not one or info.path.name == source.name]
@@ -104,13 +125,25 @@ def apply(matches: Iterable[Match], variables: Mapping[str, Tensor]) -> None:
                 variables[item.name].copy_(item.tensor)
 
 
+def _tensorflow(path: Path) -> _Reader | None:
+    """What reads `path`, if TensorFlow wrote it; plait's own checkpoints in a directory come first."""
+    if is_checkpoint(path) or (path.is_dir() and CheckpointDir(path).list()):
+        return None
+    if is_v1(path):
+        return _Reader(list_v1, read_v1)
+    return _Reader(list_bundle, read_bundle) if is_bundle(path) else None
+
+
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
     if is_checkpoint(path):
         tree = CheckpointDir(path.parent).read(path)
     else:
         latest = CheckpointDir(path).read_latest()
         if latest is None:
-            raise CheckpointError(f"{path} holds no checkpoint; write a directory of ckpt-* directories, or a file")
+            raise CheckpointError(
+                f"{path} holds no checkpoint; write a directory of ckpt-* directories, a file, or a TensorFlow"
+                " checkpoint's DIR/model.ckpt-1234"
+            )
         tree = latest[1]
     tensors = split_tree(tree)[1]
     found = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}

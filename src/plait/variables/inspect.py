@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from plait.errors import CheckpointError
 from plait.variables.checkpoint import CheckpointDir, CheckpointInfo, Manifest, is_checkpoint, load_parts, verify
+from plait.variables.tf_bundle import TensorInfo, is_bundle, list_bundle
+from plait.variables.tf_v1 import is_v1, list_v1
 from plait.variables.tree import MARKER
 
 __all__ = ["describe", "plain_table"]
@@ -23,14 +25,23 @@ _STAGES = 12
 
 
 def describe(path: str | os.PathLike[str]) -> str:
-    """What `plait inspect DIR` prints: all checkpoints in a table and the newest valid one, or the one given."""
+    """What `plait inspect DIR` prints: all checkpoints in a table and the newest valid one, or the one given.
+
+    Of a TensorFlow checkpoint, its names, types and shapes as TensorFlow has them.
+    """
     target = Path(path)
     if is_checkpoint(target):
         return _describe_one(target)
     infos = CheckpointDir(target).list() if target.is_dir() else []
+    if not infos and is_v1(target):
+        return _describe_tensorflow(target, list_v1(target))
+    if not infos and is_bundle(target):
+        return _describe_tensorflow(target, list_bundle(target))
     if not infos:
         what = "a directory without checkpoints" if target.is_dir() else "not a directory"
-        raise CheckpointError(f"{target} is {what}; name a directory of ckpt-* directories, or one of them")
+        raise CheckpointError(
+            f"{target} is {what}; name a directory of ckpt-* directories, one of them, or a TensorFlow checkpoint"
+        )
     return _describe_all(infos)
 
 
@@ -83,12 +94,22 @@ def _headline(path: Path, manifest: Manifest) -> str:
     return _printable(f"{path.name}: step {manifest.step}, sequence {manifest.sequence}, {saved}")
 
 
+def _describe_tensorflow(path: Path, entries: Mapping[str, TensorInfo]) -> str:
+    rows = [(name, entry.dtype, list(entry.shape), entry.nbytes) for name, entry in entries.items()]
+    return f"{_printable(path.name)}: a TensorFlow checkpoint\n\n{_table_of_tensors(rows)}"
+
+
 def _tensor_table(tensors: dict[str, Tensor]) -> str:
-    rows = [
-        [name, str(tensor.dtype).removeprefix("torch."), str(list(tensor.shape)), f"{tensor.nbytes:,}"]
-        for name, tensor in sorted(tensors.items())
-    ]
-    total = f"{sum(tensor.nbytes for tensor in tensors.values()):,}"
+    return _table_of_tensors(
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.nbytes)
+        for name, tensor in tensors.items()
+    )
+
+
+def _table_of_tensors(found: Iterable[tuple[str, str, list[int], int]]) -> str:
+    ordered = sorted(found)
+    rows = [[name, dtype, str(shape), f"{nbytes:,}"] for name, dtype, shape, nbytes in ordered]
+    total = f"{sum(nbytes for *_, nbytes in ordered):,}"
     return plain_table(["tensor", "dtype", "shape", "bytes"], [*rows, [f"total: {len(rows)}", "", "", total]])
 
 
