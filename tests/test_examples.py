@@ -168,3 +168,17 @@ def test_one_in_a_process_of_its_own(tmp_path):
     assert done.stdout.startswith("after 300 steps")
     assert "INFO:plait:step: 100(global step: 100)\tsample/sec: " in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures(run, tmp_path):
+    out = run("mox/pictures.py", "digits")
+    found = re.search(r"accuracy (\d\.\d+) on (\d+) pictures held out", out)
+    assert float(found[1]) >= 0.97
+    assert int(found[2]) >= 350
+    assert (tmp_path / "digits" / "split" / "train" / "labels.txt").exists()
+
+
+@pytest.mark.slow
+def test_reptile(run):
+    scratch, learnt = numbers(run("openks/reptile.py"))[-2:]
+    assert learnt - scratch >= 20

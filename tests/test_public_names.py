@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["plait", "plait.efl", "plait.mox", "plait.train"]
+PACKAGES = ["plait", "plait.efl", "plait.mox", "plait.openks", "plait.train"]
 TABLES = {"conformance.py", "test_conformance.py", "test_public_names.py"}
 """Tests that name everything and run nothing."""
 
 PLAIT = [
     "AUTO_REUSE", "GraphKeys", "Model", "Op", "Session", "SessionConfig", "__version__", "add_to_collection", "data",
-    "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "op", "placeholder", "train",
-    "variable_scope",
+    "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "nets", "op", "openks",
+    "placeholder", "train", "variable_scope",
 ]  # fmt: skip
 EFL = [
     "MODE", "Model", "Sample", "Stage", "TaskScope", "current_task_scope", "framework", "metrics", "optimizer_fn",
@@ -25,14 +25,23 @@ EFL = [
 ]  # fmt: skip
 
 MOX = [
-    "AggregativeSessionRunHook", "EarlyStoppingHook", "ExportKeys", "ExportSpec", "FeedSessionRunHook", "GraphKeys",
-    "LogEvaluationMetricHook", "ModeKeys", "ModelSpec", "PlateauLREarlyStoppingHook", "file", "get_collection",
-    "get_flag", "get_help", "get_optimizer_fn", "get_optimizer_wrapper_fn", "learning_rate_scheduler", "placeholder",
-    "run", "set_flag", "var_scope",
+    "AggregativeSessionRunHook", "AsyncRawGenerator", "EarlyStoppingHook", "ExportKeys", "ExportSpec",
+    "FeedSessionRunHook", "GraphKeys", "ImageClassificationRawDataset", "ImageClassificationRawMetadata",
+    "ImageClassificationTFRecordDataset", "ImageClassificationTFRecordMetadata", "LogEvaluationMetricHook",
+    "ModeKeys", "ModelSpec", "MultilabelClassificationRawDataset", "MultilabelClassificationRawMetadata",
+    "NetworkKeys", "ParallelReader", "PlateauLREarlyStoppingHook", "PreprocessingKeys", "file", "get_collection",
+    "get_data_augmentation_fn", "get_dataset", "get_dataset_meta", "get_flag", "get_help", "get_model_fn",
+    "get_model_meta", "get_optimizer_fn", "get_optimizer_wrapper_fn", "learning_rate_scheduler", "placeholder",
+    "run", "set_flag", "split_image_classification_dataset", "var_scope",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("package", "names"), [("plait", PLAIT), ("plait.efl", EFL), ("plait.mox", MOX)])
+OPENKS = ["Open_KS_Character", "Open_KS_ImageNet", "Open_KS_read"]
+
+
+@pytest.mark.parametrize(
+    ("package", "names"), [("plait", PLAIT), ("plait.efl", EFL), ("plait.mox", MOX), ("plait.openks", OPENKS)]
+)
 def test_the_names_are_these(package, names):
     """A name more or less is a change for users: it belongs into the change log."""
     assert importlib.import_module(package).__all__ == names

@@ -1,12 +1,12 @@
 """plait: train one model across tasks, machines and organisations, on PyTorch.
 
-Doors to one engine: `plait.efl` (tasks, stages, procedures), `plait.mox` (`run` and five functions), `plait.train`
-(sessions and hooks).
+Doors to one engine: `plait.efl` (tasks, stages, procedures), `plait.mox` (`run` and five functions), `plait.openks`
+(few-shot classes), `plait.train` (sessions and hooks).
 """
 
 from __future__ import annotations
 
-from plait import data, efl, errors, mox, train
+from plait import data, efl, errors, mox, nets, openks, train
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.op import Op, op, placeholder
@@ -33,7 +33,9 @@ __all__ = [
     "layer",
     "metrics",
     "mox",
+    "nets",
     "op",
+    "openks",
     "placeholder",
     "train",
     "variable_scope",

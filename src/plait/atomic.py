@@ -26,8 +26,11 @@ def sync_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary name in the same directory; rename it to `path` if the block ends well, remove it if not."""
+def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
+    """Give a temporary name in the same directory; rename it to `path` if the block ends well, remove it if not.
+
+    Without `sync`, a machine that loses its power may lose the file: for what can be had again, such as a cache.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # not mkstemp: its files are for their owner alone, ours follow the umask
@@ -35,9 +38,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary.touch(exist_ok=False)
     try:
         yield temporary
-        sync_file(temporary)
+        if sync:
+            sync_file(temporary)
         temporary.replace(target)
-        sync_file(target.parent)
+        if sync:
+            sync_file(target.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -279,9 +279,9 @@ def plans(monkeypatch):
     made = []
 
     class Counting(Plan):
-        def __init__(self, fetches, fed):
+        def __init__(self, fetches, fed, cursors):
             made.append(fetches)
-            super().__init__(fetches, fed)
+            super().__init__(fetches, fed, cursors)
 
     monkeypatch.setattr(module, "Plan", Counting)
     return made

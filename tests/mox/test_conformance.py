@@ -113,8 +113,9 @@ def test_documented_flags_by_both_spellings(name):
     assert f"--{name} " in mox.get_help()
 
 
-def test_the_page_about_the_door_names_every_flag_and_every_public_name():
-    page = (Path(__file__).parents[2] / "docs" / "mox.md").read_text(encoding="utf-8")
+def test_the_pages_about_the_door_name_every_flag_and_every_public_name():
+    docs = Path(__file__).parents[2] / "docs"
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("mox.md", "pictures.md"))
     flags = [line.split()[0].removeprefix("--") for line in mox.get_help().splitlines()]
     words = set(re.findall(r"\w+", page))
     assert [name for name in [*flags, *mox.__all__, *mox.file.__all__] if name not in words] == []
@@ -174,3 +175,15 @@ def test_a_question_without_an_answer_is_an_error_that_says_what_to_write(questi
 
     with pytest.raises(NotImplementedError, match=f"Silent does not answer {question}.*return False"):
         getattr(Silent(), question)()
+
+
+def test_the_networks_are_those_of_the_document():
+    there = {name: value for name, value in vars(mox.NetworkKeys).items() if name.isupper()}
+    assert there == {name: name.lower() for name in table.NETWORKS}
+    assert list(there) == table.NETWORKS
+
+
+@pytest.mark.parametrize("recipe", table.PREPROCESSING)
+def test_every_network_has_the_recipe_of_the_document(recipe):
+    found = {name: getattr(mox.PreprocessingKeys, name) for name in table.PREPROCESSING[recipe]}
+    assert set(found.values()) == {recipe}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.data.episodes import EpisodeSource, tensor_classes
 from plait.data.sample import Sample
 from plait.data.sources import (
     ConstantSource,
@@ -17,6 +18,7 @@ from plait.rng import derive_seed, isolated_rng, rng_state, set_rng_state
 
 __all__ = [
     "ConstantSource",
+    "EpisodeSource",
     "IterableSource",
     "LoaderSource",
     "Sample",
@@ -29,4 +31,5 @@ __all__ = [
     "isolated_rng",
     "rng_state",
     "set_rng_state",
+    "tensor_classes",
 ]

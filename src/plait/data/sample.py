@@ -12,11 +12,11 @@ import torch
 from plait.data.sources import Source, as_source, as_tensor
 from plait.errors import DataError
 
-__all__ = ["Column", "Columns", "Sample"]
+__all__ = ["ColumnGroups", "GroupedColumn", "Sample"]
 
-Column: TypeAlias = "str | int | Callable[[dict[Any, Any]], torch.Tensor]"
+GroupedColumn: TypeAlias = "str | int | Callable[[dict[Any, Any]], torch.Tensor]"
 """A field's name (its number, in tuples), or a function of the fields."""
-Columns: TypeAlias = "Mapping[str, Sequence[Column]]"
+ColumnGroups: TypeAlias = "Mapping[str, Sequence[GroupedColumn]]"
 
 _Tensor = torch.Tensor  # one lookup less at every field of every step
 
@@ -38,10 +38,10 @@ class Sample:
     _fields: dict[Any, Any]  # by name, arrays as tensors; made when first needed
     _width: int  # how many fields unpack; -1: made from a dict, so iteration gives the names
     _source: Source | None
-    columns: Columns | None
+    columns: ColumnGroups | None
     op: Any
 
-    def __init__(self, features: Any, columns: Columns | None = None) -> None:
+    def __init__(self, features: Any, columns: ColumnGroups | None = None) -> None:
         self._raw = {}
         self.columns = _checked(columns)
         self._source = as_source(features)
@@ -155,7 +155,7 @@ class Sample:
         fields = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
         return self._with(fields)
 
-    def grouped(self, columns: Columns) -> Sample:
+    def grouped(self, columns: ColumnGroups) -> Sample:
         """A sample with a field more for each group: its columns side by side."""
         fields = dict(self._fields)
         for group, members in columns.items():
@@ -169,7 +169,7 @@ class Sample:
         sample._width, sample._fields = self._width, fields  # noqa: SLF001 - its own class
         return sample
 
-    def _column(self, group: str, column: Column) -> torch.Tensor:
+    def _column(self, group: str, column: GroupedColumn) -> torch.Tensor:
         if not callable(column) and column not in self._fields:
             raise DataError(f"columns: group {group!r} wants {self._unknown(column)}")
         value = as_tensor(column(self._fields) if callable(column) else self._fields[column])
@@ -200,7 +200,7 @@ def _fields_of(raw: Any) -> tuple[dict[Any, Any], int]:
     )
 
 
-def _checked(columns: Columns | None) -> Columns | None:
+def _checked(columns: ColumnGroups | None) -> ColumnGroups | None:
     for group, members in (columns or {}).items():
         listed = isinstance(members, (list, tuple)) and len(members) > 0
         if not listed or not all(isinstance(member, (str, int)) or callable(member) for member in members):

@@ -273,6 +273,11 @@ def as_source(data: Any, *, seed: int = 0) -> Source:
     """The source that reads `data`: what an `input_fn` may return."""
     if isinstance(data, Source):
         return data
+    from plait.data.datasets import column_source  # noqa: PLC0415 - it needs this module
+
+    columns = column_source(data)
+    if columns is not None:
+        return columns
     if isinstance(data, DataLoader):
         return LoaderSource(data, seed=seed)
     if isinstance(data, Mapping):
@@ -287,15 +292,17 @@ def as_source(data: Any, *, seed: int = 0) -> Source:
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, torch.Tensor, np.ndarray)):
         return IterableSource(data, seed=seed)
     raise DataError(
-        f"an input cannot be read from {_described(data)}; return a source (TensorSource, ...), a DataLoader, a dict of"
-        " tensors, a list of batches, or an iterable of dicts or tuples"
+        f"an input cannot be read from {_described(data)}; return a source (TensorSource, ...), columns of a data"
+        " set, a DataLoader, a dict of tensors, a list of batches, or an iterable of dicts or tuples"
     )
 
 
 def as_tensor(value: Any) -> Any:
-    """A NumPy array of numbers as a tensor, without a copy where torch can do without; all else as it is."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+    """NumPy's arrays of numbers, and its numbers, as tensors, without a copy where it can be; all else as it is."""
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "biufc":
         return value
+    if isinstance(value, np.generic):
+        return torch.as_tensor(value)
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     # torch knows no negative strides, and warns of memory that must not be written

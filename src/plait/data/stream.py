@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from plait.data.sample import Columns, Sample
+from plait.data.sample import ColumnGroups, Sample
 from plait.data.sources import Source
 from plait.errors import DataError, OutOfRangeError
 
@@ -29,7 +29,7 @@ class Stream:
         source: Source,
         *,
         name: str = "input",
-        columns: Columns | None = None,
+        columns: ColumnGroups | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.source = source

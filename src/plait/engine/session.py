@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 
 from plait.data import Sample
+from plait.data.columns import Column
 from plait.engine.calls import Now, feeds_of_this_run, find_placeholder
+from plait.engine.cursor import Cursor, column_ops
 from plait.engine.op import GlobalStep, Op, Placeholder, as_op, default_global_step
 from plait.engine.task import TaskScope
 from plait.errors import FetchError
@@ -22,8 +24,8 @@ class Plan:
 
     __slots__ = ("calls", "fetches", "modes", "scopes", "single", "slots", "streams", "trains")
 
-    def __init__(self, fetches: Any, fed: frozenset[Op]) -> None:
-        self.fetches = _resolved(fetches)
+    def __init__(self, fetches: Any, fed: frozenset[Op], cursors: dict[int, Cursor]) -> None:
+        self.fetches = _resolved(fetches, column_ops(fetches, cursors))
         order: list[Op] = []
         _visit(self.fetches, order, set(fed))
         self.slots = {op: slot for slot, op in enumerate([*fed, *order])}
@@ -37,16 +39,18 @@ class Plan:
         self.scopes: set[TaskScope] = {op.scope for op in order if op.scope is not None}
 
 
-def _resolved(fetches: Any) -> Any:
+def _resolved(fetches: Any, columns: Mapping[Column, Op]) -> Any:
     """The same nesting with an Op at each leaf."""
     if fetches is None:
         return None
+    if isinstance(fetches, Column):
+        return columns[fetches]
     if isinstance(fetches, Mapping):
-        return {key: _resolved(value) for key, value in fetches.items()}
+        return {key: _resolved(value, columns) for key, value in fetches.items()}
     if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*(_resolved(value) for value in fetches))
+        return type(fetches)(*(_resolved(value, columns) for value in fetches))
     if isinstance(fetches, (list, tuple)):
-        return type(fetches)(_resolved(value) for value in fetches)
+        return type(fetches)(_resolved(value, columns) for value in fetches)
     return as_op(fetches)
 
 
@@ -65,7 +69,7 @@ def _visit(node: Any, order: list[Op], seen: set[Op]) -> None:
 
 def key_of(fetches: Any) -> Hashable:
     """A hashable stand-in for a nesting of fetches, so that its plan is made once."""
-    if isinstance(fetches, (Op, Sample)) or fetches is None:
+    if isinstance(fetches, (Op, Sample, Column)) or fetches is None:
         return fetches
     if isinstance(fetches, Mapping):
         return (dict, *((key, key_of(value)) for key, value in fetches.items()))
@@ -98,6 +102,8 @@ class Session:
         self.state = state
         """What a checkpoint of this session holds."""
         self._plans: dict[Hashable, Plan] = {}
+        self._cursors: dict[int, Cursor] = {}
+        """Where columns are read, for each data set."""
         self._values: list[Any] = []
         self._closed = False
 
@@ -105,7 +111,7 @@ class Session:
         key = (key_of(fetches), fed) if fed else key_of(fetches)
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = Plan(fetches, fed)
+            found = self._plans[key] = Plan(fetches, fed, self._cursors)
         return found
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
@@ -158,6 +164,8 @@ class Session:
     def close(self) -> None:
         self._values = []
         self._closed = True
+        for cursor in self._cursors.values():
+            cursor.close()
         for plan in self._plans.values():
             for now in plan.modes:
                 now.leave()

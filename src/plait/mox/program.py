@@ -91,7 +91,8 @@ class Program:
             data = SequenceSource(data)  # type: ignore[arg-type] # a Dataset with a length is a sequence
         source = sample.source if sample is not None else as_source(data)
         if self._batch_size is not None and source.batch_size is None:
-            source = BatchedSource(source, self._batch_size)
+            in_batches = getattr(source, "batched", None)  # data sets make batches in their readers
+            source = in_batches(self._batch_size) if in_batches else BatchedSource(source, self._batch_size)
         if self._replicas > 1:
             source = JoinedSource(source, self._replicas)
         return Sample(source, sample.columns if sample is not None else None)
