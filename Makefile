@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-tf lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/plait demo
@@ -15,6 +15,11 @@ test: lint
 test-all: lint
 	$(BIN)/pytest
 
+test-tf:  # against TensorFlow itself: files, checkpoints, networks; in an environment of its own
+	$(PYTHON) -m venv $(VENV)-tf
+	$(VENV)-tf/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,dev-tf]'
+	CUDA_VISIBLE_DEVICES= $(VENV)-tf/bin/pytest $$(find tests -name '*_tensorflow.py')
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,6 +29,9 @@ bench: $(VENV)/.installed
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/source.py
+	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/resnet.py
+	$(BIN)/python benchmarks/tfrecord.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,4 +39,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-tf demo-output .mypy_cache .pytest_cache .ruff_cache

@@ -29,7 +29,9 @@ def demo(
 
 
 @app.command()
-def inspect(path: Annotated[Path, typer.Argument(help="A checkpoint, or a directory of checkpoints.")]) -> None:
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A checkpoint of plait or TensorFlow, or a directory of them.")],
+) -> None:
     """List what is inside a checkpoint: tensors by name, stages done, positions in the data."""
     from plait.variables.inspect import describe  # noqa: PLC0415
 

@@ -122,7 +122,10 @@ def test_end_points_of_a_network():
         for unit in range(1, units + 1)
     }
     assert units < set(points)
-    assert len(points) == 16 + 4 + 5
+    assert {f"{unit}/conv{number}" for unit in units for number in (1, 2, 3)} < set(points)
+    assert "resnet_v1_50/block1/unit_1/bottleneck_v1/shortcut" in points
+    assert "resnet_v1_50/block1/unit_2/bottleneck_v1/shortcut" not in points  # there is no layer
+    assert len(points) == 16 * 4 + 4 + 4 + 5
 
 
 def test_names_of_version_1_are_those_of_slim():

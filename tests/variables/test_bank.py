@@ -170,6 +170,21 @@ def test_renames(file: str):
         bank.match([item(file, {"only/fil": "only/model"})], make_model())
 
 
+def test_renames_of_all_that_begin_so(file: str):
+    model = {f"net/{name}": tensor for name, tensor in make_model().items()}
+    matches = bank.match([item(file, {"a/*": "net/a/*"})], model)
+    assert matched(matches) == {"net/a/biases", "net/a/weights"}
+    assert matched(bank.match([item(file, {"*": "net/*"}, ["b/*"])], model)) == {"net/a/biases", "net/a/weights"}
+    with pytest.raises(ConfigError, match=r"'c/\*', which is not in"):
+        bank.match([item(file, {"c/*": "net/c/*"})], model)
+
+
+def test_files_that_were_read_already_are_not_read_again(file: str):
+    variables = bank.read_variables(file)
+    matches = bank.match([item("nowhere", ["a/*"])], make_model(), {"nowhere": variables})
+    assert matched(matches) == {"a/biases", "a/weights"}
+
+
 def test_later_entries_win(tmp_path: Path, file: str):
     second = make_file(tmp_path / "second.safetensors", a__biases=torch.full((2,), 5.0), other=torch.full((2,), 6.0))
     model = make_model()

@@ -76,7 +76,7 @@ class Dataset:
         for label, number in (("num_epochs", num_epochs), ("batch_size", batch_size)):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise ConfigError(f"{label}={number!r}: write a whole number from 1 on, or None")
-        for label, number in (("readers", readers), ("capacity", capacity)):
+        for label, number in (("num_readers", readers), ("capacity", capacity)):
             if not isinstance(number, int) or number < 1:
                 raise ConfigError(f"{label}={number!r}: write a whole number from 1 on")
         if rows < 1:
@@ -135,7 +135,8 @@ class Dataset:
         return self.everything().fingerprint()
 
     def facts(self) -> dict[str, Any]:
-        return {"name": self.name, "rows": self.rows, "seed": self.seed, **self._facts}
+        """What must not change between two runs; where the data lies, and the name that says so, may."""
+        return {"rows": self.rows, "seed": self.seed, **self._facts}
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         return self._order(epoch)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from plait.data.sources import Source, as_source, as_tensor
+from plait.data.sources import ConstantSource, Source, as_source, as_tensor
 from plait.errors import DataError
 
 __all__ = ["ColumnGroups", "GroupedColumn", "Sample"]
@@ -45,7 +45,7 @@ class Sample:
         self._raw = {}
         self.columns = _checked(columns)
         self._source = as_source(features)
-        if isinstance(features, Mapping):
+        if isinstance(self._source, ConstantSource):
             self._raw = Sample.of(features).grouped(columns or {})._fields
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -198,7 +199,8 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
         raise ConfigError(f"{run_mode} needs checkpoint_path=, the directory of a run or a file of variables{instead}")
     include, exclude = get_flag("checkpoint_include_patterns"), get_flag("checkpoint_exclude_patterns")
     variables = model.variables()
-    found = [name for name in bank.read_variables(checkpoint_path) if name in variables]
+    saved = bank.read_variables(checkpoint_path)
+    found = [name for name in saved if name in variables]
     wanted = {name: name for name in found if selected(name, include, exclude)}
     if not wanted:
         raise MismatchError(
@@ -207,7 +209,8 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
     missing = [name for name in variables if name not in wanted and selected(name, include, exclude)]
     if missing and not training:
         raise MismatchError(f"{checkpoint_path} lacks variable {missing[0]!r} and {len(missing) - 1} more of the model")
-    matches = bank.match([{"load": wanted, "exclude": [], "path": checkpoint_path}], variables)
+    config = [{"load": wanted, "exclude": [], "path": checkpoint_path}]
+    matches = bank.match(config, variables, {os.fspath(checkpoint_path): saved})
     log.info("%s", bank.report(matches))
     bank.apply(matches, variables)
     if not training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -73,6 +74,25 @@ class Shortcut(nn.Module):
         return x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
 
 
+Note = Callable[[str, Tensor], Tensor]
+"""Takes the end point of a layer, and gives it back."""
+
+
+def _note(points: dict[str, Tensor], unit: str, layer: str, value: Tensor) -> Tensor:
+    points[f"{unit}/{layer}"] = value
+    return value
+
+
+def _unnoted(layer: str, value: Tensor) -> Tensor:
+    del layer
+    return value
+
+
+def _noted_shortcut(shortcut: nn.Module, x: Tensor, note: Note) -> Tensor:
+    kept: Tensor = shortcut(x)
+    return kept if isinstance(shortcut, Shortcut) else note("shortcut", kept)
+
+
 class Bottleneck(nn.Module):
     """1x1 down, 3x3, 1x1 up, then the sum (version 1)."""
 
@@ -94,12 +114,13 @@ class Bottleneck(nn.Module):
         if variant.zero_last and self.conv3.BatchNorm is not None and self.conv3.BatchNorm.gamma is not None:
             constant(0)(self.conv3.BatchNorm.gamma)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, note: Note = _unnoted) -> Tensor:
+        kept = _noted_shortcut(self.shortcut, x, note)
         if hasattr(self, "branches"):
             inner = torch.cat([branch(x) for branch in self.branches], 1)
         else:
-            inner = self.conv2(self.conv1(x))
-        return functional.relu(self.shortcut(x) + self.conv3(inner))
+            inner = note("conv2", self.conv2(note("conv1", self.conv1(x))))
+        return functional.relu(kept + note("conv3", self.conv3(inner)))
 
 
 class Branch(nn.Module):
@@ -132,11 +153,11 @@ class PreActivation(nn.Module):
         self.conv2 = Conv(width, width, 3, recipe, stride=stride, padding=1)
         self.conv3 = Conv(width, outputs, 1, plain)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, note: Note = _unnoted) -> Tensor:
         ready = functional.relu(self.preact(x))
-        kept: Tensor = self.shortcut(x if isinstance(self.shortcut, Shortcut) else ready)
-        out: Tensor = kept + self.conv3(self.conv2(self.conv1(ready)))
-        return out
+        kept = _noted_shortcut(self.shortcut, x if isinstance(self.shortcut, Shortcut) else ready, note)
+        inner = note("conv2", self.conv2(note("conv1", self.conv1(ready))))
+        return kept + note("conv3", self.conv3(inner))
 
 
 class Basic(nn.Module):
@@ -152,8 +173,9 @@ class Basic(nn.Module):
         self.conv1 = Conv(inputs, outputs, 3, recipe, stride=stride, padding=1)
         self.conv2 = Conv(outputs, outputs, 3, plain, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.shortcut(x) + self.conv2(self.conv1(x)))
+    def forward(self, x: Tensor, note: Note = _unnoted) -> Tensor:
+        kept = _noted_shortcut(self.shortcut, x, note)
+        return functional.relu(kept + note("conv2", self.conv2(note("conv1", self.conv1(x)))))
 
 
 UNITS = {"bottleneck_v1": Bottleneck, "bottleneck_v2": PreActivation, "basic_v1": Basic}
@@ -193,8 +215,8 @@ class ResNet(Net):
         x = max_pool(x, 3, 2, "SAME")
         for block in self.blocks:
             for unit, cell in getattr(self, block).named_children():
-                x = getattr(cell, self.kind)(x)
-                points[f"{self.scope}/{block}/{unit}/{self.kind}"] = x
+                name = f"{self.scope}/{block}/{unit}/{self.kind}"
+                points[name] = x = getattr(cell, self.kind)(x, partial(_note, points, name))
             points[f"{self.scope}/{block}"] = x
         if self.postnorm is not None:
             x = functional.relu(self.postnorm(x))

@@ -4,6 +4,7 @@ A configuration is a dict {any name: entry} or a list of entries; later entries 
 
     {"load": ["tower/*"], "exclude": ["*/bias"], "path": "ckpt/0"}            patterns
     {"load": {"name in file": "name in model"}, "exclude": [], "path": ...}   renames
+    {"load": {"cell_*": "net/cell_*"}, "exclude": [], "path": ...}            renames of all that begin so
 
 TensorFlow's checkpoints, of both kinds ("DIR/model.ckpt-1234", "DIR/inception_v3.ckpt"), keep their names; weights are
 turned into torch's layout by the last part of theirs (see `tf_bundle`). What the model has no variable for, such as an
@@ -89,9 +90,11 @@ def read_step(path: str | os.PathLike[str]) -> int:
     return steps[-1] if steps else 0
 
 
-def match(config: Any, variables: Mapping[str, Tensor]) -> list[Match]:
-    """Compare what `config` asks for with the model's variables; copies nothing."""
-    files: dict[str, dict[str, Tensor]] = {}
+def match(
+    config: Any, variables: Mapping[str, Tensor], files: Mapping[str, dict[str, Tensor]] | None = None
+) -> list[Match]:
+    """Compare what `config` asks for with the model's variables; copies nothing. `files` are those read already."""
+    files = dict(files or {})
     found: dict[str, Match] = {}
     entries = _entries(config)
     for entry in entries:
@@ -244,15 +247,27 @@ def _wanted(entry: Mapping[str, Any], file: Mapping[str, Tensor], model: Mapping
     """Names in the file and in the model of what an entry loads."""
     kept = [name for name in file if not any(_fits(name, pattern) for pattern in entry["exclude"])]
     if isinstance(entry["load"], Mapping):
-        for name in entry["load"]:
-            if name not in file:
+        renames: dict[str, str] = {}
+        for name, target in entry["load"].items():
+            found = _renamed(name, target, file, model)
+            if not found:
                 raise ConfigError(f"load names {name!r}, which is not in {entry['path']}.{_nearest(name, file)}")
-        return {source: target for source, target in entry["load"].items() if source in kept}
+            renames |= found
+        return {source: target for source, target in renames.items() if source in kept}
     loadable = [name for name in kept if name in model]
     for pattern in entry["load"]:
         if not any(_fits(name, pattern) for name in loadable):
             raise ConfigError(_nothing(pattern, entry["path"], file, model))
     return {name: name for name in loadable if any(_fits(name, pattern) for pattern in entry["load"])}
+
+
+def _renamed(name: str, target: str, file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, str]:
+    """What one rename stands for: itself, or, with a star at the end of both, all that begin so and the model has."""
+    if not (name.endswith("*") and target.endswith("*")):
+        return {name: target} if name in file else {}
+    start, new = name[:-1], target[:-1]
+    renames = {source: new + source.removeprefix(start) for source in file if source.startswith(start)}
+    return {source: wanted for source, wanted in renames.items() if wanted in model}
 
 
 def _nothing(pattern: str, path: Any, file: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> str:
