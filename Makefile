@@ -18,7 +18,7 @@ test-all: lint
 test-tf:  # against TensorFlow itself: files, checkpoints, networks; in an environment of its own
 	$(PYTHON) -m venv $(VENV)-tf
 	$(VENV)-tf/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,dev-tf]'
-	CUDA_VISIBLE_DEVICES= $(VENV)-tf/bin/pytest $$(find tests -name '*_tensorflow.py')
+	CUDA_VISIBLE_DEVICES= $(VENV)-tf/bin/pytest $$(find tests -name '*_tensorflow.py' | sort)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from plait.nets.blocks import BatchNorm, Norm, Recipe, he_normal
 from plait.nets.family import Shape
 from plait.nets.nas_cells import Cell, CellNet, CellPlan, Place, Settings, _Map, drop_path, reduction_places
 
-RECIPE = Recipe(norm=Norm(epsilon=0), init=he_normal)
+RECIPE = Recipe(norm=Norm(epsilon=1e-30), init=he_normal)
 SMALL = Settings(
     cells=3,
     filters=4,

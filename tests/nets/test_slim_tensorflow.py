@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from plait import nets
 from plait.variables import bank
+from plait.variables.tf_v1 import is_v1
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # TF-Slim's layers are those of Keras 2
@@ -49,6 +51,19 @@ SLIM = {
 }
 
 
+@pytest.fixture(scope="module")
+def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, list[float]]]:
+    """How far each network is from TensorFlow's: its logits, then the end points compared; shown when all have run."""
+    found: dict[str, list[float]] = {}
+    yield found
+    lines = [f"largest difference from TensorFlow / largest number (allowed: {TOLERANCE:.0e})"]
+    for name, (logits, *maps) in found.items():
+        points = f"  {len(maps):3} end points {max(maps):.1e}" if maps else ""
+        lines.append(f"  {name:26} logits {logits:.1e}{points}")
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print("", *lines, sep="\n")
+
+
 def pictures(size: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(2, size, size, 3)).astype(np.float32)
 
@@ -66,7 +81,9 @@ def values_for(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> 
     return found.astype(np.float32)
 
 
-def run_slim(name: str, images: np.ndarray, directory: Path) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+def run_slim(
+    name: str, images: np.ndarray, directory: Path, version: int = v1.train.SaverDef.V2
+) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
     """Save TF-Slim's network with random weights; returns the checkpoint, the logits and the end points."""
     function, scope, _ = SLIM[name]
     draw = np.random.default_rng(2)
@@ -77,7 +94,7 @@ def run_slim(name: str, images: np.ndarray, directory: Path) -> tuple[str, np.nd
             variable.load(values_for(variable.op.name, tuple(variable.shape), draw), session)
         maps = {key: value for key, value in end_points.items() if value.shape.rank == 4}
         logits, maps = session.run([logits, maps])
-        checkpoint = v1.train.Saver().save(session, str(directory / "model.ckpt"), global_step=1)
+        checkpoint = v1.train.Saver(write_version=version).save(session, str(directory / "model.ckpt"), global_step=1)
     return checkpoint, logits.reshape(len(images), CLASSES), maps  # some keep their logits as a map of 1x1
 
 
@@ -98,17 +115,31 @@ def distance(ours: torch.Tensor, theirs: np.ndarray) -> float:
     return float(np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max())
 
 
+def check_logits(found: float, ours: torch.Tensor, theirs: np.ndarray) -> None:
+    assert distance(ours[:1], theirs[1:]) > 10 * TOLERANCE  # the two pictures can be told apart
+    assert found < TOLERANCE
+
+
 @pytest.mark.parametrize("name", SLIM)
-def test_slims_weights_give_slims_logits(name: str, tmp_path: Path):
+def test_slims_weights_give_slims_logits(name: str, tmp_path: Path, figures: dict[str, list[float]]):
     images = pictures(SLIM[name][2])
     checkpoint, logits, maps = run_slim(name, images, tmp_path)
     ours, end_points = run_ours(name, images, checkpoint)
-    assert distance(ours[:1], logits[1:]) > 10 * TOLERANCE  # the two pictures can be told apart
-    assert distance(ours, logits) < TOLERANCE
     shared = [key for key in maps if key in end_points and end_points[key].ndim == 4]
     assert shared
-    for key in shared:
-        assert distance(end_points[key].permute(0, 2, 3, 1), maps[key]) < TOLERANCE, key
+    points = {key: distance(end_points[key].permute(0, 2, 3, 1), maps[key]) for key in shared}
+    figures[name] = [distance(ours, logits), *points.values()]
+    check_logits(figures[name][0], ours, logits)
+    assert {key: found for key, found in points.items() if not found < TOLERANCE} == {}
+
+
+def test_a_checkpoint_of_the_older_kind_gives_the_same_logits(tmp_path: Path, figures: dict[str, list[float]]):
+    images = pictures(SLIM["inception_v1"][2])
+    checkpoint, logits, _ = run_slim("inception_v1", images, tmp_path, v1.train.SaverDef.V1)
+    assert is_v1(Path(checkpoint))
+    ours, _ = run_ours("inception_v1", images, checkpoint)
+    figures["inception_v1, older kind"] = [distance(ours, logits)]
+    check_logits(figures["inception_v1, older kind"][0], ours, logits)
 
 
 def slim_name(layer: str, leaf: str) -> str:
@@ -124,7 +155,7 @@ def slim_name(layer: str, leaf: str) -> str:
     return f"MobilenetV2/{whole[layer]}/{'BatchNorm/' if normal else ''}{ends.get(leaf, leaf)}"
 
 
-def test_the_mobilenet_v2_of_keras_gives_the_same_logits(tmp_path: Path):
+def test_the_mobilenet_v2_of_keras_gives_the_same_logits(tmp_path: Path, figures: dict[str, list[float]]):
     """TF-Slim's package lacks this network; Keras has it, under other names."""
     draw = np.random.default_rng(4)
     images = pictures(64)
@@ -146,4 +177,6 @@ def test_the_mobilenet_v2_of_keras_gives_the_same_logits(tmp_path: Path):
         tensors=[tf.constant(value) for value in saved.values()],
     )
     logits = theirs(images, training=False).numpy()
-    assert distance(run_ours("mobilenet_v2", images, str(tmp_path / "model.ckpt"))[0], logits) < TOLERANCE
+    ours, _ = run_ours("mobilenet_v2", images, str(tmp_path / "model.ckpt"))
+    figures["mobilenet_v2"] = [distance(ours, logits)]
+    check_logits(figures["mobilenet_v2"][0], ours, logits)

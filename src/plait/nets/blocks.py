@@ -223,8 +223,11 @@ class BatchNorm(nn.Module):
         training = self.training
         if training and self.renorm:
             return self._renormalised(x)
+        gamma = self.gamma
+        if gamma is None and x.is_cuda:  # there, torch wants both or neither
+            gamma = torch.ones_like(self.beta)
         return functional.batch_norm(
-            x, self.moving_mean, self.moving_variance, self.gamma, self.beta, training, self.momentum, self.epsilon
+            x, self.moving_mean, self.moving_variance, gamma, self.beta, training, self.momentum, self.epsilon
         )
 
     def _renormalised(self, x: Tensor) -> Tensor:
