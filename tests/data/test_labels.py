@@ -148,10 +148,11 @@ def test_natural_order_is_an_order(names):
     assert sorted(sorted(names), key=natural_key) == sorted(names, key=natural_key)
 
 
-def test_a_thousand_broken_files_give_labels_or_a_data_error(tmp_path):
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_broken_files_give_labels_or_a_data_error(tmp_path, count):
     whole = ["0: daisy\n1: rose\n2: sun flower\n", "0: a 1: b 2: c 3: d", "\ufeff0: é\r\n1: 猫\r\n"]
-    rng, path, errors = random.Random(0), tmp_path / "labels.txt", 0
-    for _ in range(1000):
+    rng, path, errors = random.Random(count), tmp_path / "labels.txt", 0
+    for _ in range(count):
         data = bytearray(rng.choice(whole).encode())
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(len(data) + 1)
@@ -172,4 +173,4 @@ def test_a_thousand_broken_files_give_labels_or_a_data_error(tmp_path):
         else:
             assert list(found) == list(range(len(found)))
             assert all(found.values())
-    assert errors > 300
+    assert errors > 0.3 * count
