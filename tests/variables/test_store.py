@@ -137,3 +137,16 @@ def test_buffers_made_in_the_build_are_kept_with_their_first_values():
     norm.running_mean.fill_(7)
     kept = {id(buffer): first for buffer, first in store.fresh_buffers}
     assert torch.equal(kept[id(norm.running_mean)], torch.zeros(2))
+
+
+def test_other_tensors_in_the_place_of_variables_for_a_while():
+    store = VariableStore()
+    with store.building(None):
+        own = store.get("w", "variable", lambda: nn.Parameter(torch.zeros(1)), None)
+        layer = store.get("fc", "layer", LINEAR, None)
+    other = torch.ones(1)
+    with pytest.raises(KeyError), store.replaced({"w": other, "fc": other, "nowhere": other}):
+        assert store.get("w", "variable", LINEAR, None) is other
+        assert store.get("fc", "layer", LINEAR, None) is layer
+        raise KeyError
+    assert store.get("w", "variable", LINEAR, None) is own

@@ -323,16 +323,12 @@ class _Called(nn.Module):
 def _with_weights(model: Model, call: UserCall) -> Callable[[dict[str, Tensor], Sample], Tensor]:
     """Call a user function with other tensors in the places of the model's variables."""
     module = _Called(model, call)
-    made = model._store._made  # noqa: SLF001 - what plait.get_variable hands out is not looked up in modules
+    store = model._store  # noqa: SLF001 - a friend; what get_variable hands out is not looked up in modules
 
     def called(weights: dict[str, Tensor], sample: Sample) -> Tensor:
-        single = {name: made[name] for name in map(variable_name, weights) if isinstance(made.get(name), Tensor)}
-        made.update({name: value for path, value in weights.items() if (name := variable_name(path)) in single})
-        try:
-            inside = {f"model.{path}": value for path, value in weights.items()}
+        inside = {f"model.{path}": value for path, value in weights.items()}
+        with store.replaced({variable_name(path): value for path, value in weights.items()}):
             loss: Tensor = torch.func.functional_call(module, inside, (sample,))
-        finally:
-            made.update(single)
         return loss
 
     return called

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -93,6 +93,16 @@ class VariableStore:
             yield
         finally:
             self._building = False
+
+    @contextmanager
+    def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside, `get_variable` hands out these tensors, by name; layers are not looked at."""
+        own = {name: self._made[name] for name in values if isinstance(self._made.get(name), torch.Tensor)}
+        self._made.update({name: values[name] for name in own})
+        try:
+            yield
+        finally:
+            self._made.update(own)
 
     def call_again(self) -> None:
         """A function is called again in the same call, for another replica: it may make its names again."""
