@@ -12,7 +12,6 @@ from plait.nets.blocks import (
     BatchNorm,
     Conv,
     Dense,
-    Depthwise,
     Net,
     Norm,
     Recipe,
@@ -357,7 +356,7 @@ def test_grouped_convolution_keeps_groups_apart():
 @pytest.mark.parametrize("multiplier", [1, 3])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_depthwise_is_a_convolution_of_each_channel(stride, multiplier):
-    layer = Depthwise(4, 3, PLAIN, stride=stride, multiplier=multiplier)
+    layer = SeparableConv(4, None, 3, PLAIN, stride=stride, multiplier=multiplier)
     x = torch.randn(2, 4, 6, 7)
     parts = [
         convolved(x[:, c : c + 1], layer.depthwise_weights[c * multiplier : (c + 1) * multiplier], stride)
@@ -365,7 +364,7 @@ def test_depthwise_is_a_convolution_of_each_channel(stride, multiplier):
     ]
     torch.testing.assert_close(layer(x), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
     assert sorted(layer.state_dict()) == ["biases", "depthwise_weights"]
-    assert "BatchNorm.beta" in Depthwise(4, 3, NORMED).state_dict()
+    assert "BatchNorm.beta" in SeparableConv(4, None, 3, NORMED).state_dict()
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 2), (7, 2)])
@@ -402,7 +401,7 @@ def test_a_network_decays_weights_only():
         def __init__(self):
             super().__init__()
             self.conv = Conv(1, 2, 3, NORMED)
-            self.deep = Depthwise(2, 3, NORMED)
+            self.deep = SeparableConv(2, None, 3, NORMED)
             self.split = SeparableConv(2, 2, 3, PLAIN)
             self.fc = Dense(2, 2, PLAIN)
 

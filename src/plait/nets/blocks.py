@@ -22,7 +22,6 @@ __all__ = [
     "BatchNorm",
     "Conv",
     "Dense",
-    "Depthwise",
     "Net",
     "Norm",
     "Padding",
@@ -288,45 +287,16 @@ class Conv(nn.Module):
         return x if self.activation is None else self.activation(x)
 
 
-class Depthwise(nn.Module):
-    """A convolution of each channel by itself, into `multiplier` channels."""
-
-    def __init__(
-        self,
-        inputs: int,
-        kernel: int,
-        recipe: Recipe,
-        *,
-        stride: int = 1,
-        multiplier: int = 1,
-        padding: Padding = "SAME",
-        norm: Norm | None = _UNSET,
-        activation: Activation = _UNSET,
-    ) -> None:
-        super().__init__()
-        norm = recipe.norm if norm is _UNSET else norm
-        self.kernel, self.stride, self.padding, self.channels = (kernel, kernel), stride, padding, inputs
-        self.activation = recipe.activation if activation is _UNSET else activation
-        self.depthwise_weights = nn.Parameter(torch.empty(inputs * multiplier, 1, kernel, kernel))
-        recipe.init(self.depthwise_weights)
-        self.biases = None if norm is not None else nn.Parameter(torch.full((inputs * multiplier,), recipe.bias))
-        self.BatchNorm = BatchNorm(inputs * multiplier, norm) if norm is not None else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, padding = _padded(x, self.kernel, self.stride, self.padding)
-        x = functional.conv2d(x, self.depthwise_weights, self.biases, self.stride, padding, 1, self.channels)
-        if self.BatchNorm is not None:
-            x = self.BatchNorm(x)
-        return x if self.activation is None else self.activation(x)
-
-
 class SeparableConv(nn.Module):
-    """A depthwise convolution and one of 1x1 over its channels, with one normalisation at the end."""
+    """A convolution of each channel by itself, then one of 1x1 over all, with one normalisation at the end.
+
+    `outputs` None leaves the second out.
+    """
 
     def __init__(
         self,
         inputs: int,
-        outputs: int,
+        outputs: int | None,
         kernel: int,
         recipe: Recipe,
         *,
@@ -335,23 +305,30 @@ class SeparableConv(nn.Module):
         padding: Padding = "SAME",
         norm: Norm | None = _UNSET,
         activation: Activation = _UNSET,
+        bias: bool = _UNSET,
         depthwise_init: Init = _UNSET,
     ) -> None:
         super().__init__()
         norm = recipe.norm if norm is _UNSET else norm
+        inner = inputs * multiplier
         self.kernel, self.stride, self.padding, self.channels = (kernel, kernel), stride, padding, inputs
         self.activation = recipe.activation if activation is _UNSET else activation
-        self.depthwise_weights = nn.Parameter(torch.empty(inputs * multiplier, 1, kernel, kernel))
-        self.pointwise_weights = nn.Parameter(torch.empty(outputs, inputs * multiplier, 1, 1))
+        self.depthwise_weights = nn.Parameter(torch.empty(inner, 1, kernel, kernel))
         (recipe.init if depthwise_init is _UNSET else depthwise_init)(self.depthwise_weights)
-        recipe.init(self.pointwise_weights)
-        self.biases = None if norm is not None else nn.Parameter(torch.full((outputs,), recipe.bias))
-        self.BatchNorm = BatchNorm(outputs, norm) if norm is not None else None
+        self.pointwise_weights = None if outputs is None else nn.Parameter(torch.empty(outputs, inner, 1, 1))
+        if self.pointwise_weights is not None:
+            recipe.init(self.pointwise_weights)
+        width = inner if outputs is None else outputs
+        with_bias = norm is None if bias is _UNSET else bias
+        self.biases = nn.Parameter(torch.full((width,), recipe.bias)) if with_bias else None
+        self.BatchNorm = BatchNorm(width, norm) if norm is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
         x, padding = _padded(x, self.kernel, self.stride, self.padding)
-        x = functional.conv2d(x, self.depthwise_weights, None, self.stride, padding, 1, self.channels)
-        x = functional.conv2d(x, self.pointwise_weights, self.biases)
+        first = self.biases if self.pointwise_weights is None else None
+        x = functional.conv2d(x, self.depthwise_weights, first, self.stride, padding, 1, self.channels)
+        if self.pointwise_weights is not None:
+            x = functional.conv2d(x, self.pointwise_weights, self.biases)
         if self.BatchNorm is not None:
             x = self.BatchNorm(x)
         return x if self.activation is None else self.activation(x)

@@ -6,7 +6,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plait.errors import ConfigError
-from plait.nets.blocks import Conv, Depthwise, Net, Norm, Recipe, average_pool, dropout, logits_of, normal, spatial_mean
+from plait.nets.blocks import (
+    Conv,
+    Net,
+    Norm,
+    Recipe,
+    SeparableConv,
+    average_pool,
+    dropout,
+    logits_of,
+    normal,
+    spatial_mean,
+)
 from plait.nets.family import Shape
 
 __all__ = ["create"]
@@ -27,7 +38,7 @@ class MobileNet(Net):
         channels = widths[0]
         self.Conv2d_0 = Conv(shape.channels, channels, 3, recipe, stride=2)
         for number, (width, (_, stride)) in enumerate(zip(widths[1:], LAYERS, strict=True), 1):
-            self.add_module(f"Conv2d_{number}_depthwise", Depthwise(channels, 3, recipe, stride=stride))
+            self.add_module(f"Conv2d_{number}_depthwise", SeparableConv(channels, None, 3, recipe, stride=stride))
             self.add_module(f"Conv2d_{number}_pointwise", Conv(channels, width, 1, recipe))
             channels = width
         last = Conv(channels, shape.classes, 1, recipe, norm=None, activation=None)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plait.errors import ConfigError
-from plait.nets.blocks import Conv, Depthwise, Net, Norm, Recipe, dropout, normal, spatial_mean
+from plait.nets.blocks import Conv, Net, Norm, Recipe, SeparableConv, dropout, normal, spatial_mean
 from plait.nets.family import Shape
 
 __all__ = ["create"]
@@ -24,7 +24,7 @@ class ExpandedConv(nn.Module):
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, recipe: Recipe) -> None:
         super().__init__()
         self.expand = Conv(inputs, inner, 1, recipe) if inner > inputs else None
-        self.depthwise = Depthwise(inner, 3, recipe, stride=stride)
+        self.depthwise = SeparableConv(inner, None, 3, recipe, stride=stride)
         self.project = Conv(inner, outputs, 1, recipe, activation=None)
         self.residual = stride == 1 and inputs == outputs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from plait.nets.blocks import (
 )
 from plait.nets.family import Shape
 
-__all__ = ["Cell", "CellNet", "CellPlan", "Place", "Settings", "drop_path", "reduction_places"]
+__all__ = ["Cell", "CellNet", "CellPlan", "Place", "Settings", "creator", "drop_path", "reduction_places"]
 
 
 class CellPlan(NamedTuple):
@@ -128,9 +129,9 @@ def _operation(name: str, inputs: int, outputs: int, stride: int, recipe: Recipe
                 stride=stride,
                 norm=None,
                 activation=None,
+                bias=False,  # the normalisation beside it has them
                 depthwise_init=he_normal,
             )
-            conv.biases = None  # the normalisation beside it has them
             layers[f"relu_{number}"] = nn.ReLU()
             layers[f"separable_{size}_{number}"] = conv
             layers[f"bn_sep_{size}_{number}"] = _norm(outputs, recipe)
@@ -361,3 +362,27 @@ def _check(name: str, settings: Settings) -> None:
             raise ConfigError(f"{name}: {option}={value!r} is no probability to keep; write one above 0, at most 1")
     if settings.total_training_steps < 1:
         raise ConfigError(f"{name}: total_training_steps={settings.total_training_steps!r}; write at least 1")
+
+
+def creator(variants: Mapping[str, Settings], places: Callable[[Settings], list[Place]]) -> Callable[..., Net]:
+    """The `create` of a family with these networks."""
+
+    def create(
+        name: str,
+        shape: Shape,
+        *,
+        renorm: bool = False,
+        drop_path_keep_prob: float | None = None,
+        dense_dropout_keep_prob: float | None = None,
+        total_training_steps: int | None = None,
+        use_aux_head: bool = True,
+    ) -> Net:
+        """What is None is as in TF-Slim; `total_training_steps` is when paths are dropped as often as they ever are."""
+        settings = variants[name].but(
+            drop_path_keep_prob=drop_path_keep_prob,
+            dense_dropout_keep_prob=dense_dropout_keep_prob,
+            total_training_steps=total_training_steps,
+        )
+        return CellNet(name, settings, places(settings), shape, renorm=renorm, use_aux_head=use_aux_head)
+
+    return create

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from plait.nets.blocks import Net, Norm
-from plait.nets.family import Shape
-from plait.nets.nas_cells import CellNet, CellPlan, Place, Settings, reduction_places
+from plait.nets.blocks import Norm
+from plait.nets.nas_cells import CellPlan, Place, Settings, creator, reduction_places
 
 __all__ = ["create"]
 
@@ -55,20 +54,4 @@ def places(settings: Settings) -> list[Place]:
     return found
 
 
-def create(
-    name: str,
-    shape: Shape,
-    *,
-    renorm: bool = False,
-    drop_path_keep_prob: float | None = None,
-    dense_dropout_keep_prob: float | None = None,
-    total_training_steps: int | None = None,
-    use_aux_head: bool = True,
-) -> Net:
-    """What is None is as in TF-Slim; `total_training_steps` is when paths are dropped as often as they ever are."""
-    settings = VARIANTS[name].but(
-        drop_path_keep_prob=drop_path_keep_prob,
-        dense_dropout_keep_prob=dense_dropout_keep_prob,
-        total_training_steps=total_training_steps,
-    )
-    return CellNet(name, settings, places(settings), shape, renorm=renorm, use_aux_head=use_aux_head)
+create = creator(VARIANTS, places)
