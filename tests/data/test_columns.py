@@ -304,9 +304,36 @@ def test_nothing_is_written_into(x, write):
         write(x)
 
 
-def test_items_are_not_assigned(x):
-    with pytest.raises(TypeError, match="item assignment"):
-        x[0] = 1
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda x: x.__setitem__(0, 1), "written into"),
+        (int, "no number"),
+        (float, "no number"),
+        (np.asarray, "no array"),
+        (np.fliplr, "no array"),
+    ],
+)
+def test_a_column_is_not_taken_for_a_value(x, use, said):
+    with pytest.raises(DataError, match=f"{said}.*column.map"):
+        use(x)
+
+
+@pytest.mark.parametrize("name", ["item", "size", "numpy", "tolist", "dim"])
+def test_methods_that_give_no_tensor_are_refused(x, name):
+    with pytest.raises(AttributeError, match="column.map"):
+        getattr(x, name)
+
+
+def test_an_augmentation_inside_a_function_draws_from_the_sample():
+    noise = ColumnFunction(lambda value, rng: value + rng.integers(1 << 30), "noise")
+    (x,) = Dataset("rows", 8, {"x": torch.tensor}, readers=4).get(["x"])
+    state = torch.get_rng_state()
+    first, again = (values(x.map(lambda value: noise(noise(value)))) for _ in range(2))
+    assert torch.get_rng_state().equal(state)
+    assert len({int(value) for value in first}) == 8
+    single = Dataset("rows", 8, {"x": torch.tensor}, readers=1).get(["x"])[0]
+    assert values(single.map(lambda value: noise(noise(value)))) == first == again
 
 
 def test_a_copy_is_the_same_column_under_another_name(x):

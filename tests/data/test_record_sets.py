@@ -172,7 +172,7 @@ class TestRecords:
 
     def test_nothing_but_an_empty_file(self, tmp_path):
         write(tmp_path / "x", [])
-        with pytest.raises(DataError, match="has no samples"):
+        with pytest.raises(DataError, match="no samples"):
             make(tmp_path, "x")
 
     def test_a_redirect_is_where_records_are_read(self, base, tmp_path):

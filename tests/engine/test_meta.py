@@ -124,7 +124,7 @@ def plain_reptile(net, optimizer, source, steps, replacement=False, start=1.0, f
         rate = start * (1 - step / steps) + final * (step / steps)
         with torch.no_grad():
             for value, old, *new in zip(net.parameters(), before, *ends, strict=True):
-                value.copy_(old + rate * (sum(new) / len(new) - old))
+                value.copy_(old + rate / len(new) * sum(end - old for end in new))
 
 
 @pytest.mark.parametrize("replacement", [False, True])

@@ -155,6 +155,19 @@ def test_pictures_without_a_batch_dimension_are_refused():
         mox.get_model_fn("lenet", "TRAIN", 10)(pictures()[0])
 
 
+def test_channels_in_the_wrong_place_are_noticed():
+    images = pictures().permute(0, 3, 1, 2)
+    with pytest.raises(DataError, match="looks like"):
+        mox.get_model_fn("resnet_v1_20", "TRAIN", 10, data_format="NCHW")(images)
+
+
+@pytest.mark.parametrize("name", ["resnet_v1_50", "pvanet", "nasnet_cifar"])
+def test_a_last_batch_of_one_picture_trains(name):
+    size = {"pvanet": 192}.get(name, 32)
+    logits, _ = mox.get_model_fn(name, "TRAIN", 10)(pictures(1, size))
+    assert torch.isfinite(logits).all()
+
+
 def test_meta():
     meta = mox.get_model_meta("inception_v3")
     assert (meta.default_image_size, meta.default_labels_offset, meta.default_logits_pattern) == (299, 0, "Logits")

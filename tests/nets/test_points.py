@@ -5,6 +5,7 @@ import torch
 
 import plait
 from plait import mox, nets
+from plait.errors import FunctionError
 from plait.nets.points import EndPoints, Kept
 
 
@@ -42,7 +43,7 @@ def test_an_end_point_that_nobody_looked_at_is_worked_out_once_and_kept_then(net
         assert len(runs) == 1
         found = points["resnet_v1_20/block1"]
         assert len(runs) == 2
-        assert net.looked_at == {"resnet_v1_20/block1"}
+        assert net.points.looked_at == {"resnet_v1_20/block1"}
         again, points = net(IMAGES)
         assert points["resnet_v1_20/block1"].equal(found)
     assert len(runs) == 3
@@ -66,7 +67,7 @@ def test_names_that_are_not_there(net):
     with pytest.raises(KeyError):
         points["block9"]
     assert points.get("block9") is None
-    assert net.looked_at == set()
+    assert net.points.looked_at == set()
 
 
 def test_a_caller_may_add_and_remove(net):
@@ -82,7 +83,7 @@ def test_a_caller_may_add_and_remove(net):
 @pytest.mark.parametrize("training", [True, False])
 def test_with_gradients_all_are_there(net, training):
     _, points = net.train(training)(IMAGES)
-    assert type(points) is Kept
+    assert type(points) is dict
     assert "resnet_v1_20/block3" in points
 
 
@@ -112,3 +113,37 @@ def test_through_the_door_they_are_in_the_order_of_the_data_format():
         assert isinstance(points, EndPoints)
         assert points["resnet_v1_20/block2"].shape == (2, 16, 16, 32)
         assert {name: value.ndim for name, value in points.items()}["predictions"] == 2
+
+
+def test_going_through_all_of_them_runs_the_network_once_more_and_never_again(net, monkeypatch):
+    runs = count_runs(net, monkeypatch)
+    with torch.no_grad():
+        for _ in range(4):
+            _, points = net(IMAGES)
+            assert "AuxLogits" not in points
+            assert len(dict(points.items())) == len(points)
+    assert len(runs) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, images: net.train(),
+        lambda net, images: net.conv1.weights.mul_(2),
+        lambda net, images: images.add_(1),
+    ],
+)
+def test_a_late_look_at_a_changed_network_is_refused(net, change):
+    images = IMAGES.clone()
+    with torch.no_grad():
+        _, points = net(images)
+        change(net, images)
+        with pytest.raises(FunctionError, match="right after the call"):
+            points["resnet_v1_20/block1"]
+
+
+def test_a_late_look_has_the_precision_of_the_call(net):
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            _, points = net(IMAGES)
+        assert points["resnet_v1_20/block1"].dtype is torch.bfloat16

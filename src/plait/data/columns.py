@@ -6,6 +6,7 @@ they draw at random comes from the data set's seed, the pass and the sample's nu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import itertools
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from plait.data.sources import as_tensor
 from plait.errors import DataError, FunctionError, PlaitError
@@ -35,6 +37,8 @@ __all__ = [
 
 _HINT = "write column.map(function) to work on each sample's value"
 
+_FACTS = {"item", "size", "tolist", "numpy", "dim", "numel", "stride", "data_ptr", "element_size", "is_contiguous"}
+"""Methods of tensors that give no tensor: of a column, they would give another column."""
 _LIKE = {
     torch.rand_like: torch.rand,
     torch.randn_like: torch.randn,
@@ -118,6 +122,8 @@ class Column:
                 f"{name} writes into its argument, which other columns may need; write the form that gives a new value,"
                 " as column = column.add(1)"
             )
+        if "generator" in (kwargs or {}):
+            raise DataError(f"{name} of a column gets a generator for each sample: leave generator= out")
         if function in _LIKE:
             return derive(_drawn_like(_LIKE[function]), args, kwargs, draws="generator", name=name)
         return derive(function, args, kwargs, draws="generator" if name in _SEEDED else None)
@@ -125,13 +131,24 @@ class Column:
     def __getattr__(self, name: str) -> Callable[..., Column]:
         if name in Column.__slots__:  # while a copy is being made
             raise AttributeError(name)
-        if name.startswith("__") or not callable(getattr(torch.Tensor, name, None)):
+        if name.startswith("__") or name in _FACTS or not callable(getattr(torch.Tensor, name, None)):
             self._refuse(f"has no {name!r}")
 
         def call(*args: Any, **kwargs: Any) -> Column:
             return Column.__torch_function__(getattr(torch.Tensor, name), (), (self, *args), kwargs)
 
         return call
+
+    def __int__(self) -> int:
+        self._refuse("is no number")
+
+    __index__ = __float__ = __complex__ = __int__  # none of them returns
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NDArray[Any]:
+        self._refuse("is no array")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._refuse("cannot be written into")
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse("cannot be iterated over")
@@ -228,11 +245,39 @@ def derive(
     return Column(origin, label, function, *kept, draws, arrays)
 
 
+class _Now(threading.local):
+    """Which row this thread is working on."""
+
+    key: tuple[int, ...] | None = None
+    draws = 0
+
+    def seed(self) -> int:
+        """For a draw outside the columns' own: from the row, where there is one."""
+        if self.key is None:
+            return int(torch.randint(2**62, ()))
+        self.draws += 1
+        return derive_seed(*self.key, "inside", self.draws)
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def row_of(key: tuple[int, ...]) -> Iterator[None]:
+    """Inside, this thread works on the row of `key`."""
+    outer = _now.key, _now.draws
+    _now.key, _now.draws = key, 0
+    try:
+        yield
+    finally:
+        _now.key, _now.draws = outer
+
+
 class ColumnFunction:
     """A function of (value, NumPy generator), to be called with a column, or with a value.
 
-    For a column the generator is each sample's own; for a value it is seeded from torch's global one. It takes arrays
-    and tensors alike.
+    For a column the generator is each sample's own; for a value it is seeded from torch's global one, or, inside a
+    function that readers run, from the sample. It takes arrays and tensors alike.
     """
 
     def __init__(self, function: Callable[[Any, np.random.Generator], Any], name: str) -> None:
@@ -242,7 +287,7 @@ class ColumnFunction:
     def __call__(self, value: Any) -> Any:
         if isinstance(value, Column):
             return derive(self.function, [value], draws="", name=self.__name__, arrays=True)
-        return self.function(value, np.random.Generator(np.random.PCG64(int(torch.randint(2**62, ())))))
+        return self.function(value, np.random.Generator(np.random.PCG64(_now.seed())))
 
 
 def applied(function: Callable[..., Any], column: Column) -> Column:
@@ -285,6 +330,14 @@ class Evaluation:
         """The wanted values for the row of `source`; `key` is what randomness comes from."""
         values = self._values.copy()
         values[0] = source
+        _now.key, _now.draws = key, 0
+        try:
+            self._run(values, key)
+        finally:
+            _now.key = None
+        return [values[place] for place in self.wanted]
+
+    def _run(self, values: list[Any], key: tuple[int, ...]) -> None:
         for place, function, arguments, column in self._steps:
             try:
                 if column.draws is not None:
@@ -297,7 +350,6 @@ class Evaluation:
                 raise
             except Exception as error:
                 raise _failed(column, key, error) from error
-        return [values[place] for place in self.wanted]
 
     def _add(self, column: Column) -> None:
         arguments: Sequence[Any] = [] if column.arguments is None else column.arguments

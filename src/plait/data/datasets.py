@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from plait.data.columns import Column, Evaluation, Origin, SkippedSample, described, root
+from plait.data.columns import Column, Evaluation, Origin, SkippedSample, described, root, row_of
 from plait.data.reading import read_groups
 from plait.data.recycling import Recycled
 from plait.data.sources import as_tensor
@@ -80,8 +80,8 @@ class Dataset:
             if not isinstance(number, int) or number < 1:
                 raise ConfigError(f"{label}={number!r}: write a whole number from 1 on")
         if rows < 1:
-            raise DataError(f"{name} has no samples")
-        self.name, self.rows, self.seed = name, rows, seed
+            raise DataError(f"{name}: there are no samples")
+        self.name, self.rows, self.seed = name, rows, int(seed)
         self.num_epochs, self.batch_size, self.drop_remainder = num_epochs, batch_size, drop_remainder
         self.readers, self.capacity = readers, capacity
         self.skipped = 0
@@ -118,7 +118,7 @@ class Dataset:
             raise DataError(f"get({items!r}): give a list of names, get([{items!r}])")
         unknown = [name for name in items if name not in self.columns]
         if unknown:
-            raise DataError(f"{self.name} has no field {unknown[0]!r}; it has {', '.join(self.columns)}")
+            raise DataError(f"{self.name}: no field {unknown[0]!r}; there are {', '.join(self.columns)}")
         return [self.columns[name] for name in items]
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
@@ -144,7 +144,8 @@ class Dataset:
     def joined(self, key: tuple[int, ...], rows: list[list[Any]]) -> Sequence[Any]:
         """The fields of a batch, made of its rows'."""
         try:
-            return self._join(rows)
+            with row_of(key):
+                return self._join(rows)
         except PlaitError:
             raise
         except Exception as error:
@@ -183,6 +184,7 @@ class ColumnSource:
         self._group = dataset.batch_size or batch_size or 1
         self._wanted = list(columns.values()) if isinstance(columns, Mapping) else list(columns)
         self.batch_size: int | None = dataset.batch_size or batch_size
+        self.drop_remainder = dataset.drop_remainder
         self.recycled = Recycled()
         own = dataset.batch_size is not None
         self.of_rows = Evaluation(list(dataset.row_columns.values()) if own else self._wanted)
@@ -214,7 +216,7 @@ class ColumnSource:
             **facts,
             "columns": names,
             "batch_size": self.batch_size,
-            "drop_remainder": self.dataset.drop_remainder,
+            "drop_remainder": self.drop_remainder,
         }
 
     def result(self, epoch: int, numbers: Sequence[int], rows: _Rows) -> Any:
@@ -321,7 +323,7 @@ class _Rows:
     def _taken_back(self) -> list[list[Any]]:
         """Rows that do not fit together, as they were."""
         return [
-            [self._batches[column][place] if value is _PLACED else value for column, value in enumerate(row)]
+            [self._batches[column][place] if value is _PLACED else as_tensor(value) for column, value in enumerate(row)]
             for place, row in enumerate(self._rows)
             if row is not None
         ]
@@ -341,7 +343,7 @@ def stacked(samples: list[list[Any]]) -> list[Any]:
 
 
 def _stack(values: list[Any]) -> Any:
-    if isinstance(values[0], (str, bytes, bytearray, memoryview)):
+    if isinstance(values[0], (str, bytes, bytearray, memoryview, list)):
         return values
     try:
         if isinstance(values[0], (np.ndarray, np.generic)) and values[0].dtype.kind in "biufc":

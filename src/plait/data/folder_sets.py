@@ -25,7 +25,7 @@ class ImageClassificationRawDataset(PictureDataset):
 
     Without `batch_size`, samples: each picture as it is, or as `image_size` (nearest neighbour), `augmentation_fn` or
     `preprocess_fn(image_name, image_buf, label, label_desc)` make it. With it, batches; `preprocess_fn` gets four
-    lists then, and makes pictures of the second.
+    lists (labels: a tensor) then, and makes pictures of the second.
 
     The whole list of files is shuffled at each pass, which leaves `shuffle_buffer_size` nothing to do. `num_readers`
     threads read and decode; `capacity` samples are read ahead. With a `reader_class`, that one reads
@@ -60,6 +60,7 @@ class ImageClassificationRawDataset(PictureDataset):
         seed: int = 0,
     ) -> None:
         options = Options.of(locals())
+        _check(metadata, ImageClassificationRawMetadata)
         files = _Files(metadata, num_readers, reader_class, reader_kwargs, cache_dir, remove_cache_on_finish)
         labels, names, rows = metadata.labels, metadata.labels_to_names, len(metadata.names)
         classes = metadata.num_classes if label_one_hot else 0
@@ -113,6 +114,7 @@ class MultilabelClassificationRawDataset(PictureDataset):
         seed: int = 0,
     ) -> None:
         options = Options.of(locals())
+        _check(metadata, MultilabelClassificationRawMetadata)
         files = _Files(metadata, num_readers, reader_class, reader_kwargs, cache_dir, remove_cache_on_finish)
         kept = np.flatnonzero(metadata.labelled) if skip_label_not_found else np.arange(len(metadata.names))
         self.metadata = metadata
@@ -125,6 +127,11 @@ class MultilabelClassificationRawDataset(PictureDataset):
             order=shuffled(len(kept), seed) if shuffle else None,
             readers=_threads(num_readers, preprocess_threads, private_num_threads, reader_class),
         )
+
+
+def _check(metadata: Any, kind: type) -> None:
+    if not isinstance(metadata, kind):
+        raise ConfigError(f"metadata is a {type(metadata).__name__}: give a {kind.__name__}(base_dir)")
 
 
 def _label(label: np.int64, classes: int) -> np.int64 | torch.Tensor:

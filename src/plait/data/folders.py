@@ -120,6 +120,12 @@ class ImageClassificationRawMetadata(_Pictures):
         self.name_classes(named)
         found = (self.names_to_labels[name.partition("/")[0]] for name in self.names)
         self.labels = np.fromiter(found, np.int64, len(self.names))
+        if all(name.count("/") > 1 for name in self.names):
+            log.warning(
+                "%s: all pictures lie below the folders of classes, which are %s; is it one too high?",
+                base.url,
+                _few(folders),
+            )
         counts = np.bincount(self.labels, minlength=self.num_classes)
         _warn_of_empty([named[label] for label in np.flatnonzero(counts == 0).tolist()], base)
 

@@ -181,7 +181,7 @@ def _decode_with_pillow(
     image = _opened(kind, data, name)
     _check_size(kind, name, image.height, image.width, max_pixels)
     try:
-        return _pixels(image, kind, name, channels)
+        return _pixels(image, kind, name, channels, max_pixels)
     except DataError:
         raise
     except Exception as error:  # broken files make Pillow raise almost anything
@@ -197,16 +197,27 @@ def _opened(kind: str, data: bytes | bytearray | memoryview, name: str) -> Any:
         raise _undecodable(kind, name, error) from error
 
 
-def _pixels(image: Any, kind: str, name: str, channels: int) -> NDArray[np.uint8]:
+def _pixels(image: Any, kind: str, name: str, channels: int, max_pixels: int) -> NDArray[np.uint8]:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG"):
         gray = (np.asarray(image) >> 8).astype(np.uint8)[:, :, np.newaxis]
         return np.repeat(gray, channels, axis=2)
     if image.mode in ("I", "F"):
         raise DataError(f"{name} is a {kind} with samples of 32 bits; give one with samples of 8 or 16 bits")
+    if kind == "TIFF":
+        _check_tiles(image, name, max_pixels)
     image.load()
     image.info.pop("transparency", None)  # what a conversion would warn about
     pixels = np.array(image.convert("RGB" if channels == 3 else "L"))
     return pixels.reshape(image.height, image.width, channels)
+
+
+def _check_tiles(image: Any, name: str, max_pixels: int) -> None:
+    """A TIFF's tiles, and strips, may be larger than the picture, and take memory all the same."""
+    tags = image.tag_v2
+    width, height = int(tags.get(322, 0)), int(tags.get(323, 0))
+    rows = min(int(tags.get(278, 0)), image.height)
+    if max(width * height, rows * image.width) > max_pixels:
+        raise DataError(f"{name} is a TIFF with tiles of {width} x {height}, above the limit of {max_pixels} pixels")
 
 
 def _webp_size(data: bytes | bytearray | memoryview, name: str) -> tuple[int, int]:

@@ -8,10 +8,12 @@ import json
 import os
 import queue
 import shutil
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,9 @@ __all__ = [
 MAX_FILE_BYTES = 1 << 30
 """A larger file is refused before memory is taken for it."""
 _LENGTH = struct.Struct("<q")
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for its writer
+_ANSWER_SECONDS = 300
+"""A reader process that takes longer for one file is ended."""
 # packages without their contents: all of plait, and torch, would cost each process seconds and 200 MB
 _CHILD = """
 import sys, types
@@ -86,9 +91,12 @@ def _unreadable(url: str, error: OSError) -> DataError:
 
 def _read_whole(path: str) -> bytes:
     # four system calls; a Python file object costs twice as much, which shows with small pictures
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, _FLAGS)
     try:
-        size = os.fstat(descriptor).st_size
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise DataError(f"{path!r} cannot be read: it is a directory, a pipe or a device, not a file")
+        size = facts.st_size
         _check_size(path, size)
         data = os.read(descriptor, size)
         while len(data) < size:
@@ -165,6 +173,9 @@ def _started() -> subprocess.Popen[bytes]:
 def _ask(process: subprocess.Popen[bytes], text: str, when: str) -> bytes:
     assert process.stdin is not None  # noqa: S101 - made with pipes
     assert process.stdout is not None  # noqa: S101 - same
+    watch = threading.Timer(_ANSWER_SECONDS, process.kill)
+    watch.daemon = True
+    watch.start()
     try:
         _send(process.stdin, text.encode(errors="surrogatepass"), 0)
         kind, data = _receive(process.stdout)
@@ -172,11 +183,14 @@ def _ask(process: subprocess.Popen[bytes], text: str, when: str) -> bytes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)  # its pipes close a moment before it has ended
         raise DataError(
-            f"a reader process ended (exit code {process.poll()}) {when}; was it killed for memory?"
+            f"a reader process ended (exit code {process.poll()}) {when}; was it killed for memory, or silent for"
+            f" {_ANSWER_SECONDS} seconds?"
         ) from error
     except BaseException:
         process.kill()  # what is left of this answer must not be taken for the next
         raise
+    finally:
+        watch.cancel()
     if kind:
         raise DataError(data.decode())
     return data

@@ -77,7 +77,10 @@ class ImageClassificationTFRecordDataset(PictureDataset):
             records.count,
             columns,
             options,
-            facts={"files": digest(self.metadata.names, records.starts), "shuffle": shuffle and shuffle_buffer_size},
+            facts={
+                "files": digest(self.metadata.names, records.starts),
+                "shuffle": shuffle_buffer_size if shuffle else None,
+            },
             order=mixed(records.sizes, shuffle_buffer_size, seed) if shuffle else None,
             readers=private_num_threads if private_num_threads > 0 else num_parallel,
         )
@@ -264,14 +267,14 @@ def get_dataset(
         return ImageClassificationTFRecordDataset(found, **settings)
     if not isinstance(found, Pictures):
         return ImageClassificationRawDataset(found, capacity=capacity, **settings)
-    images, labels = torch.from_numpy(found.images), torch.from_numpy(found.labels)
+    images, labels = found.images, found.labels
     names = get_dataset_meta(name).labels_to_names
     rows = len(labels)
     return Dataset(
         f"{split_name} of {name}",
         rows,
         {
-            "image": lambda number: images[number],
+            "image": lambda number: images[number].copy(),  # not a view: a function may write into it
             "label": lambda number: labels[number],
             "label_desc": lambda number: names[int(labels[number])],
         },

@@ -13,6 +13,7 @@ import contextlib
 import glob
 import hashlib
 import itertools
+import logging
 import mmap
 import operator
 import os
@@ -34,6 +35,8 @@ from plait.atomic import atomic_path, write_atomic
 from plait.errors import ConfigError, DataError
 
 __all__ = ["MAX_RECORD_BYTES", "RecordFile", "TFRecordWriter", "expand", "read_records", "shard"]
+
+log = logging.getLogger("plait")
 
 MAX_RECORD_BYTES = 256 << 20
 """The longest record that is read, unless another limit is given."""
@@ -442,6 +445,7 @@ class _Forward:
                 self._size -= len(record) + _HELD_OVERHEAD
                 return record
             if number < self._next:
+                self._warn_if_dropped(number)
                 self._rewind()
             try:
                 return self._advance(number)
@@ -454,6 +458,17 @@ class _Forward:
         self._next = 0
         self._held: dict[int, bytes] = {}
         self._size = 0
+        self._dropped = -1
+
+    def _warn_if_dropped(self, number: int) -> None:
+        if number <= self._dropped:
+            log.warning(
+                "%s is compressed, and is read from its beginning again for record %d: more than %d bytes would have to"
+                " be held for this order; write a smaller shuffle_buffer_size, or use files without compression",
+                self._path,
+                number,
+                self._limit,
+            )
 
     def _advance(self, number: int) -> bytes:
         for record in self._stream:
@@ -465,13 +480,12 @@ class _Forward:
         raise DataError(f"{self._path} ends after {self._next} records, before record {number}; remove its index")
 
     def _hold(self, number: int, record: bytes) -> None:
+        """Keep a record that was passed over. Beyond the limit the first go: after a resume nobody asks for them."""
         self._held[number] = record
         self._size += len(record) + _HELD_OVERHEAD
-        if self._size > self._limit:
-            raise DataError(
-                f"{self._path} is compressed, and more than {self._limit} bytes of it would have to be held to give"
-                " its records in this order; write a smaller shuffle_buffer_size, or use files without compression"
-            )
+        while self._size > self._limit:
+            self._dropped = max(self._dropped, oldest := next(iter(self._held)))
+            self._size -= len(self._held.pop(oldest)) + _HELD_OVERHEAD
 
 
 def _known(compression: _Given) -> _Given:

@@ -40,9 +40,14 @@ def build(model: Model) -> None:
     device = model.config.resolved_device()
     model.to(device)
     model._store.device = device  # noqa: SLF001 - the build is the model's own
-    with _untouched(model):
-        reached = {task: _build_task(model, task) for task in model.tasks()}
-        model.reset_metrics()
+    try:
+        with _untouched(model):
+            reached = {task: _build_task(model, task) for task in model.tasks()}
+            model.reset_metrics()
+    except BaseException:
+        for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
+            stream.close()
+        raise
     for task in model.loss_fns:
         _assign_optimizers(model, task, reached[task])
     model.compiled = True

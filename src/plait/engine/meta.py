@@ -234,16 +234,16 @@ def _reptile_step(
     def step(sample: Sample) -> None:
         tasks = _tasks(sample)
         start = [variable.detach().clone() for variable in variables]
-        ends = [torch.zeros_like(value) for value in start]
+        ways = [torch.zeros_like(value) for value in start]
         for number, one in enumerate(tasks):
             try:
                 learn(one, batches(len(one.support_y), _generator(model, scope, number, seed)))
-                for end, variable in zip(ends, variables, strict=True):
-                    end.add_(variable.detach())
+                for way, variable, old in zip(ways, variables, start, strict=True):
+                    way.add_(variable.detach() - old)  # so that what no task moves stays as it is, to the bit
             finally:
                 set_all(start)
-        way = share()
-        set_all([old + way * (end / len(tasks) - old) for old, end in zip(start, ends, strict=True)])
+        part = share() / len(tasks)
+        set_all([old + part * way for old, way in zip(start, ways, strict=True)])
         model.global_step.increment()
 
     return step

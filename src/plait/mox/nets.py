@@ -139,8 +139,7 @@ def get_model_fn(
     size = (image_height, image_width) if serving and image_height and image_width else None
 
     def network_fn(images: Tensor) -> tuple[Tensor, MutableMapping[str, Tensor]]:
-        if images.ndim != 4:
-            raise DataError(f"{name} takes batches of pictures, with 4 dimensions, and got {list(images.shape)}")
+        _check_images(name, images, preprocess_fn is default_preprocess_fn)
         if size is not None:
             images = _resized(images, size, channels_last=last or preprocess_fn is not None)
         x = prepare(images)
@@ -167,6 +166,16 @@ def _check(name: str, run_mode: str, data_format: str, image_height: int | None,
         raise ConfigError(f"data_format={data_format!r}: write 'NHWC' or 'NCHW'")
     if run_mode == ModeKeys.EXPORT and not (image_height and image_width):
         raise ConfigError(f"{name} in EXPORT mode needs the size of its input: give image_height= and image_width=")
+
+
+def _check_images(name: str, images: Tensor, are_pixels: bool) -> None:
+    if images.ndim != 4:
+        raise DataError(f"{name} takes batches of pictures, with 4 dimensions, and got {list(images.shape)}")
+    if are_pixels and images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
+        raise DataError(
+            f"{name} got {list(images.shape)}, which looks like [N, channels, height, width]: give [N, height, width,"
+            " channels], whatever the data_format, or preprocess_fn=None and ready images in its order"
+        )
 
 
 def _ordered(points: MutableMapping[str, Tensor]) -> MutableMapping[str, Tensor]:

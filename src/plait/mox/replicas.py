@@ -5,8 +5,9 @@ The replicas take turns on one device. A step with k replicas of batch b equals 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +33,11 @@ class JoinedSource:
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
         batches = self.source.batches(epoch, start * self.replicas)
-        while group := list(itertools.islice(batches, self.replicas)):
-            yield _joined([Sample.of(batch) for batch in group])
+        drops = getattr(self.source, "drop_remainder", False)
+        with contextlib.closing(batches) if isinstance(batches, Generator) else contextlib.nullcontext():
+            while group := list(itertools.islice(batches, self.replicas)):
+                if len(group) == self.replicas or not drops:
+                    yield _joined([Sample.of(batch) for batch in group])
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "joined", "replicas": self.replicas, "batches": self.source.fingerprint()}
@@ -68,11 +72,14 @@ def shares(sample: Sample, replicas: int) -> list[tuple[Sample, float]]:
 
 
 def _cut(sample: Sample, part: slice, rows: int, named: bool) -> Any:
-    fields = {
-        name: value[part] if isinstance(value, (torch.Tensor, list, tuple)) and len(value) == rows else value
-        for name, value in sample.items()
-    }
+    fields = {name: value[part] if _has_rows(value, rows) else value for name, value in sample.items()}
     return fields if named else tuple(fields.values())
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.ndim > 0 and len(value) == rows
+    return isinstance(value, (list, tuple)) and len(value) == rows
 
 
 def join(specs: Sequence[ModelSpec], weights: Sequence[float], *, log_first: bool) -> ModelSpec:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from plait.engine.fit import FitSettings, fit
 from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
 from plait.engine.ready_hooks import SummarySaverHook
-from plait.engine.report import log
+from plait.engine.report import log, show_log
 from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.errors import ConfigError, MismatchError
 from plait.mox.flags import get_flag, selected
@@ -73,11 +73,13 @@ def run(
     _check(input_fn, model_fn, output_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
+    show_log()  # what is said before the first step is for people, too
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
     model = program.build(run_mode, inter_mode)
-    _load(model, run_mode, log_dir, checkpoint_path)
-    if export_model:
-        program.check_export(export_model)
+    with _closed_on_error(model):
+        _load(model, run_mode, log_dir, checkpoint_path)
+        if export_model:
+            program.check_export(export_model)
     outputs: list[SessionRunHook] = []
     if output_fn is not None:
         outputs.append(OutputHook(lambda: program.specs_of_replicas(run_mode), output_fn, output_every_n_steps))
@@ -85,6 +87,17 @@ def run(
     procedure = _procedure(run_mode, max_number_of_steps, log_dir)
     directory = log_dir if run_mode == ModeKeys.TRAIN else None
     _fit(model, procedure, log_every_n_steps, directory, saving, save_summary_steps, outputs)
+
+
+@contextmanager
+def _closed_on_error(model: Model) -> Iterator[None]:
+    """An error ends the readers of the model's inputs, which it would keep alive."""
+    try:
+        yield
+    except BaseException:
+        for stream in model.streams.values():
+            stream.close()
+        raise
 
 
 def _fit(
@@ -211,7 +224,16 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
         raise MismatchError(f"{checkpoint_path} lacks variable {missing[0]!r} and {len(missing) - 1} more of the model")
     config = [{"load": wanted, "exclude": [], "path": checkpoint_path}]
     matches = bank.match(config, variables, {os.fspath(checkpoint_path): saved})
-    log.info("%s", bank.report(matches))
-    bank.apply(matches, variables)
+    others = [item for item in matches if item.status != "matched"]
+    log.info("%d variables from %s", len(matches) - len(others), checkpoint_path)
+    if others:
+        log.info("%s", bank.report(others))
+    try:
+        bank.apply(matches, variables)
+    except MismatchError as error:
+        raise MismatchError(
+            f"{error}\nWith other classes, leave the last layer out: mox.set_flag('checkpoint_exclude_patterns',"
+            " mox.get_model_meta(name).default_logits_pattern)"
+        ) from error
     if not training:
         model.global_step.value = bank.read_step(checkpoint_path)

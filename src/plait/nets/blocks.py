@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from plait.errors import ConfigError
-from plait.nets.points import EndPoints, Kept
+from plait.errors import ConfigError, FunctionError
+from plait.nets.points import EndPoints, Kept, Memory
 
 __all__ = [
     "BatchNorm",
@@ -220,8 +221,8 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         training = self.training
-        if training and self.renorm:
-            return self._renormalised(x)
+        if training and (self.renorm or x.numel() <= x.shape[1]):  # of one value a channel, torch takes no variance
+            return self._written_out(x)
         gamma = self.gamma
         if gamma is None and x.is_cuda:  # there, torch wants both or neither
             gamma = torch.ones_like(self.beta)
@@ -229,24 +230,35 @@ class BatchNorm(nn.Module):
             x, self.moving_mean, self.moving_variance, gamma, self.beta, training, self.momentum, self.epsilon
         )
 
-    def _renormalised(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0)
+    def _written_out(self, x: Tensor) -> Tensor:
+        """The formulas themselves, without Bessel's correction."""
+        if not x.numel():
+            return x
+        wide = torch.promote_types(x.dtype, torch.float32)
+        variance, mean = torch.var_mean(x.to(wide), (0, 2, 3), correction=0)
+        scale, shift = (variance + self.epsilon).rsqrt(), torch.zeros_like(mean)
+        if self.renorm:
+            r, shift = self._renorm(variance.detach(), mean.detach())
+            scale = scale * r
         with torch.no_grad():
-            over = self.renorm_steps.float() - 5000
-            most_r = (1 + over * (2 / 35000)).clamp(1, 3)
-            most_d = (over * (5 / 20000)).clamp(0, 5)
-            moving = (self.moving_variance + self.epsilon).sqrt()
-            r = torch.minimum(torch.maximum((variance + self.epsilon).sqrt() / moving, 1 / most_r), most_r)
-            d = torch.minimum(torch.maximum((mean - self.moving_mean) / moving, -most_d), most_d)
-            self.moving_mean.lerp_(mean, self.momentum)
-            self.moving_variance.lerp_(variance, self.momentum)
-            self.renorm_steps += 1
-        scale = (variance + self.epsilon).rsqrt() * r
-        shift = d - mean * scale
+            self.moving_mean.lerp_(mean.to(self.moving_mean.dtype), self.momentum)
+            self.moving_variance.lerp_(variance.to(self.moving_variance.dtype), self.momentum)
+        shift = shift - mean * scale
         if self.gamma is not None:
             scale, shift = scale * self.gamma, shift * self.gamma
         shift = shift + self.beta
         return torch.addcmul(shift.to(x.dtype)[:, None, None], x, scale.to(x.dtype)[:, None, None])
+
+    def _renorm(self, variance: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much a batch is scaled and shifted towards the moving statistics; counts this step."""
+        over = self.renorm_steps.to(mean.dtype) - 5000
+        most_r = (1 + over * (2 / 35000)).clamp(1, 3)
+        most_d = (over * (5 / 20000)).clamp(0, 5)
+        moving = (self.moving_variance.to(mean.dtype) + self.epsilon).sqrt()
+        r = torch.minimum(torch.maximum((variance + self.epsilon).sqrt() / moving, 1 / most_r), most_r)
+        d = torch.minimum(torch.maximum((mean - self.moving_mean) / moving, -most_d), most_d)
+        self.renorm_steps += 1
+        return r, d
 
 
 class Conv(nn.Module):
@@ -351,6 +363,14 @@ class Dense(nn.Module):
         return x if self.activation is None else self.activation(x)
 
 
+def _precision(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What makes autocast as it is now, later."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)
+
+
 class Net(nn.Module):
     """A network: `forward(images)` of [N, C, H, W] gives logits [N, classes] and a dict of end points.
 
@@ -364,29 +384,39 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.looked_at: set[str] = set()
-        """The end points that somebody has looked at, which are kept in evaluation."""
+        self.points = Memory()
 
     def __call__(self, images: Tensor) -> tuple[Tensor, MutableMapping[str, Tensor]]:
         result: tuple[Tensor, dict[str, Tensor]]
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
             result = super().__call__(images)
-            return result
-        self._keeping = self.looked_at
+            return result[0], dict(result[1])
+        self._keeping = self.points.looked_at
         try:
             result = super().__call__(images)
         finally:
             self._keeping = None
-        return result[0], EndPoints(result[1], self.looked_at, lambda: self._all_points(images))
+        precision, state = _precision(images.device.type), self._state(images)
+
+        def again() -> dict[str, Tensor]:
+            if self.training or self._state(images) != state:
+                raise FunctionError(
+                    "an end point that was not looked at before is worked out when it is, but the network or its input"
+                    " has changed since the call: look at it right after the call"
+                )
+            with torch.no_grad(), precision():
+                return dict(self.forward(images)[1])
+
+        return result[0], EndPoints(result[1], self.points, again)
 
     def new_points(self) -> Kept:
         """What `forward` puts its end points into."""
         return Kept(self._keeping)
 
-    def _all_points(self, images: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            points: dict[str, Tensor] = self.forward(images)[1]
-        return points
+    def _state(self, images: Tensor) -> list[tuple[int, int]]:
+        """What changes when the input, or the first variable, is changed or replaced."""
+        values = [images, next(self.parameters(), images)]
+        return [(id(value), 0 if value.is_inference() else value._version) for value in values]  # noqa: SLF001 - torch's
 
     def decayed_variables(self) -> list[Tensor]:
         return [value for name, value in self.named_parameters() if name.rpartition(".")[2] in self.decayed]

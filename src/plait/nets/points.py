@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator, MutableMapping
 
 from torch import Tensor
 
-__all__ = ["EndPoints", "Kept"]
+__all__ = ["EndPoints", "Kept", "Memory"]
+
+
+class Memory:
+    """What a network knows of its end points."""
+
+    def __init__(self) -> None:
+        self.looked_at: set[str] = set()
+        """Those that somebody has looked at, which are kept."""
+        self.names: list[str] | None = None
+        """All that there are; None: not known yet."""
 
 
 class Kept(dict[str, Tensor]):
@@ -34,57 +44,67 @@ class EndPoints(MutableMapping[str, Tensor]):
 
     Args:
         found: those that were kept.
-        wanted: to which a name is added when it is looked at.
-        again: gives all of them; None: `found` is all.
+        memory: the network's, of what was looked at and what there is.
+        again: gives all of them.
 
     """
 
-    def __init__(
-        self,
-        found: dict[str, Tensor],
-        wanted: set[str] | None = None,
-        again: Callable[[], dict[str, Tensor]] | None = None,
-    ) -> None:
+    def __init__(self, found: dict[str, Tensor], memory: Memory, again: Callable[[], dict[str, Tensor]]) -> None:
         self._found = dict(found)
-        self._wanted = set() if wanted is None else wanted
-        self._again = again
+        self._memory = memory
+        self._again: Callable[[], dict[str, Tensor]] | None = again
+        self._removed: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._found:
+            if name not in self._names():
+                raise KeyError(name)
             self._all()
-        value = self._found[name]
-        self._wanted.add(name)
-        return value
+        self._memory.looked_at.add(name)
+        return self._found[name]
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._found[name] = value
+        self._removed.discard(name)
 
     def __delitem__(self, name: str) -> None:
-        self._all()
-        del self._found[name]
+        if name not in self._names():
+            raise KeyError(name)
+        self._found.pop(name, None)
+        self._removed.add(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found or name in self._names()
 
     def __iter__(self) -> Iterator[str]:
-        self._all()
-        return iter(self._found)
+        return iter(self._names())
 
     def __len__(self) -> int:
-        self._all()
-        return len(self._found)
+        return len(self._names())
 
     def __repr__(self) -> str:
         return f"EndPoints({', '.join(self)})"
 
     def map(self, function: Callable[[Tensor], Tensor]) -> EndPoints:
         """The same with `function` applied to each, now or when it is looked at."""
-        again = self._again
 
         def all_of_them() -> dict[str, Tensor]:
-            return {name: function(value) for name, value in again().items()} if again is not None else {}
+            self._all()
+            return {name: function(value) for name, value in self._found.items()}
 
         found = {name: function(value) for name, value in self._found.items()}
-        return EndPoints(found, self._wanted, None if again is None else all_of_them)
+        return EndPoints(found, self._memory, all_of_them)
+
+    def _names(self) -> list[str]:
+        if self._memory.names is None:
+            self._all()
+        known = self._memory.names or []
+        return [name for name in dict.fromkeys([*known, *self._found]) if name not in self._removed]
 
     def _all(self) -> None:
-        if self._again is not None:
-            self._found = {**self._again(), **self._found}
-            self._again = None
+        if self._again is None:
+            return
+        everything = self._again()
+        self._memory.names = list(everything)
+        self._found = {**everything, **self._found}
+        self._again = None

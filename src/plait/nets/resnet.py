@@ -282,6 +282,6 @@ def create(name: str, shape: Shape, *, renorm: bool = False, official: bool = Fa
         raise ConfigError(f"official=True is for resnet_v1_50_8k, and {name} has no such choice: leave it out")
     recipe = Recipe(norm=Norm(decay=NORM.decay, epsilon=NORM.epsilon, renorm=renorm), init=he_normal)
     if name in CIFAR_UNITS:
-        return CifarResNet(name, CIFAR_UNITS[name], shape, recipe.but(init=partial(he_normal, factor=2.0)))
+        return CifarResNet(name, CIFAR_UNITS[name], shape, recipe)
     variant = VARIANTS[name]
     return ResNet(name, variant._replace(stride_first=False) if official else variant, shape, recipe)
