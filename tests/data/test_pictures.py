@@ -257,3 +257,14 @@ def test_encoding(channels):
 def test_opencv_has_no_threads_of_its_own():
     assert opencv() is opencv()
     assert opencv().getNumThreads() == 1
+
+
+def test_tiles_larger_than_the_picture_count_for_the_limit():
+    """A TIFF of 16x16 whose one tile is said to have 16000x16000 pixels."""
+    entries = [(256, 16), (257, 16), (258, 8), (259, 1), (262, 1), (277, 1), (322, 16000), (323, 16000), (324, 200)]
+    entries.append((325, 16))
+    directory = struct.pack("<H", len(entries))
+    directory += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries) + bytes(4)
+    data = b"II*\0" + struct.pack("<I", 8) + directory
+    with pytest.raises(DataError, match=r"a\.tif.*(tiles of 16000 x 16000|TIFF)"):
+        decode(data.ljust(400, b"\0"), "a.tif")

@@ -594,3 +594,18 @@ def test_reptile_beats_learning_from_scratch_by_twenty_points():
     scratch, learnt = accuracies(train_glyphs=200, tasks=5, steps=150, asked=100, iters=20)
     assert learnt > scratch + 0.2
     assert learnt > 0.7
+
+
+def test_reptile_leaves_what_no_loss_reaches_as_it_is_to_the_bit():
+    model = efl.Model()
+    model.net = nn.Linear(4, 3)
+    model.idle = nn.Parameter(torch.rand(1000, generator=torch.Generator().manual_seed(0)))
+    before = model.idle.detach().clone()
+    images, labels = torch.randn(60, 4), torch.arange(6).repeat(10)
+    source = EpisodeSource(tensor_classes(images, labels), ways=3, shots=4, queries=0, tasks=5)
+    model.input_fn(lambda model, mode: source if mode is efl.MODE.TRAIN else None)
+    model.loss_fn(lambda model, sample: F.cross_entropy(model.net(sample.x), sample.y))
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(inner_adam(1e-2)))
+    model.compile()
+    model.fit(reptile(30, inner_iters=2, inner_batch=4))
+    assert model.idle.equal(before)

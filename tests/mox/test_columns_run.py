@@ -352,3 +352,22 @@ class TestPictures:
             dataset = self.pictures(folder, skip_broken=True)
             model = self.run(dataset, log_dir=log_dir, max_number_of_steps=steps)
         assert same(weights(model), expected)
+
+
+def test_an_error_before_the_first_step_leaves_no_reader():
+    """Though somebody keeps the error, and with it the model."""
+    (x,) = Dataset("rows", 400, {"x": torch.tensor}, readers=4).get(["x"])
+
+    def broken(inputs, mode):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as kept:
+        mox.run(
+            input_fn=lambda mode: x,
+            model_fn=broken,
+            optimizer_fn=mox.get_optimizer_fn("sgd", learning_rate=0.1),
+            run_mode="TRAIN",
+            batch_size=2,
+        )
+    assert kept
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("plait-reader")] == []

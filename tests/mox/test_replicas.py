@@ -12,6 +12,7 @@ from torch import nn
 import plait
 from plait import mox
 from plait.data import Sample, SequenceSource
+from plait.data.datasets import Dataset, column_source
 from plait.errors import DataError
 from plait.mox.replicas import JoinedSource, join, shares
 
@@ -167,3 +168,17 @@ def test_an_evaluation_is_of_all_rows(tmp_path, two_replicas, caplog):
     mox.set_flag("num_gpus", 1)
     alone = run("EVAL", checkpoint_path=str(tmp_path)).metric_values("EVAL")
     assert found == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_remainder_that_is_dropped_is_dropped_of_the_joined_batches():
+    dataset = Dataset("rows", 20, {"x": torch.tensor}, drop_remainder=True)
+    (x,) = dataset.get(["x"])
+    joined = JoinedSource(column_source(x).batched(4), 2)
+    assert [len(batch[0]) for batch in joined.batches(0, 0)] == [8, 8]
+    kept = JoinedSource(column_source(Dataset("rows", 20, {"x": torch.tensor}).get(["x"])[0]).batched(4), 2)
+    assert [len(batch[0]) for batch in kept.batches(0, 0)] == [8, 8, 4]
+
+
+def test_a_field_without_rows_goes_to_every_replica():
+    parts = shares(Sample.of({"x": torch.arange(4), "scale": torch.tensor(2.0)}), 2)
+    assert [float(part["scale"]) for part, _ in parts] == [2.0, 2.0]

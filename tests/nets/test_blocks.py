@@ -417,3 +417,23 @@ def test_a_network_decays_weights_only():
     logits, points = net(torch.zeros(2, 1, 5, 5))
     assert logits.shape == (2, 2)
     assert list(points) == ["fc"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_renormalisation_in_other_types_and_of_nothing(dtype):
+    norm = BatchNorm(3, Norm(renorm=True)).to(dtype)
+    out = norm(torch.randn(4, 3, 2, 2).to(dtype))
+    assert out.dtype is dtype
+    before = norm.moving_mean.clone()
+    assert norm(torch.empty(0, 3, 2, 2, dtype=dtype)).shape == (0, 3, 2, 2)
+    assert norm.moving_mean.equal(before)
+
+
+def test_one_value_a_channel_is_normalised_to_beta():
+    norm = BatchNorm(3, Norm(decay=0.9))
+    with torch.no_grad():
+        norm.beta.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    x = torch.tensor([5.0, 6.0, 7.0]).reshape(1, 3, 1, 1)
+    assert torch.allclose(norm(x).flatten(), norm.beta)
+    assert torch.allclose(norm.moving_mean, 0.1 * x.flatten())
+    assert torch.allclose(norm.moving_variance, torch.full((3,), 0.9))
