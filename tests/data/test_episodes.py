@@ -188,3 +188,8 @@ def test_classes_of_different_shapes():
     classes = [Odd([np.zeros(2)] * 2), Odd([np.zeros(3)] * 2)]
     with pytest.raises(DataError, match=r"samples of different shapes: \[[23]\], \[[23]\]; give them one shape"):
         batch(EpisodeSource(classes, ways=2, shots=1, queries=1))
+
+
+def test_a_directory_is_no_list_of_classes():
+    with pytest.raises(DataError, match=r"read_classes\('omniglot'\)"):
+        EpisodeSource("omniglot")

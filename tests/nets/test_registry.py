@@ -55,7 +55,13 @@ def test_facts_that_hold_for_all():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("resnet_50", "resnet_v"), ("mobilenetv2", "mobilenet_v2"), ("vgg16", "vgg_16"), ("???", "alexnet_v2"), (7, "al")],
+    [
+        ("resnet_50", "resnet_v"),
+        ("mobilenetv2", "mobilenet_v2"),
+        ("vgg16", "vgg_16"),
+        ("???", "alexnet_v2"),
+        (7, "mobilenet_v1_075"),
+    ],
 )
 def test_an_unknown_name_gets_the_near_ones(name: object, near: str):
     with pytest.raises(ConfigError, match=f"no network .*nearest: .*{near}.*`plait nets` lists all 44"):

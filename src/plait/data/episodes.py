@@ -140,7 +140,9 @@ class EpisodeSource:
         return torch.cat([x[:, : self.shots].flatten(0, 1), x[:, self.shots :].flatten(0, 1)]), self._labels.clone()
 
 
-def _check_classes(classes: Sequence[FewShotClass], ways: int, shots: int, queries: int) -> None:
+def _check_classes(classes: Any, ways: int, shots: int, queries: int) -> None:
+    if isinstance(classes, str):
+        raise DataError(f"classes is {classes!r}; give a list of classes, such as read_classes({classes!r})")
     if len(classes) < ways:
         raise DataError(f"there are {len(classes)} classes for ways={ways}; give more classes, or fewer ways")
     for place, one in enumerate(classes):

@@ -199,9 +199,10 @@ class MultilabelClassificationRawMetadata(_Pictures):
         unknown = [word for word in words if word not in numbers]
         if not unknown:
             return [numbers[word] for word in words]
+        label = piece if len(unknown) == len(words) else unknown[0]
         near = difflib.get_close_matches(unknown[0][:100], numbers, cutoff=0.5)
         raise DataError(
-            f"{url!r} has the label {piece[:100]!r}, which is none of the {self.num_classes} classes;"
+            f"{url!r} has the label {label[:100]!r}, which is none of the {self.num_classes} classes;"
             f" near it are {near or self.labels_list[:3]}: mend it, add it to the file of labels, or say by label_sep"
             " what stands between two labels"
         )

@@ -92,7 +92,7 @@ class PictureDataset(Dataset):
                 columns |= _preprocessed(preprocess, columns)
             else:
                 image = derive(
-                    _decoder(options), [columns["image_buf"], columns["image_name"]], name="decode", arrays=True
+                    _decoder(options, name), [columns["image_buf"], columns["image_name"]], name="image", arrays=True
                 )
                 columns = {"image": image, **columns}
             if augmentation is not None:
@@ -160,7 +160,7 @@ def _item(values: Sequence[Any], place: int) -> Any:
     return values[place]
 
 
-def _decoder(options: Options) -> Callable[[Any, str], NDArray[Any]]:
+def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any]]:
     from plait.data.pictures import decode, resize  # noqa: PLC0415 - heavy, and only for pictures
 
     channels, size, skip_broken = options.channels, options.size, options.skip_broken
@@ -171,7 +171,7 @@ def _decoder(options: Options) -> Callable[[Any, str], NDArray[Any]]:
         except DataError as error:
             if skip_broken:
                 raise SkippedSample(str(error)) from error
-            raise
+            raise DataError(f"{where}: {error}") from error
         return pixels if size is None else resize(pixels, *size, method="nearest")
 
     return picture

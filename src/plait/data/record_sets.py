@@ -213,7 +213,10 @@ def _values(example: dict[str, Any], key: str, name: str, default: Any) -> Any:
     if values is not None and len(values):
         return values
     if default is None:
-        raise DataError(f"{name} has no feature {key!r}; it has {', '.join(sorted(example)) or 'none that is known'}")
+        raise DataError(
+            f"{name} has no feature {key!r}; it has {', '.join(sorted(example)) or 'none that is known'}. Records are"
+            f" read as TF-Slim writes them ({_IMAGE}, {_LABEL}); plait.data.example.make_example makes such"
+        )
     return None
 
 

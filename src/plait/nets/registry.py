@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import math
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,9 @@ def scope_of(name: str) -> str:
 
 def info(name: str) -> NetInfo:
     if name not in NETS:
-        near = difflib.get_close_matches(str(name), NETS, n=3) or list(NETS)[:3]
+        parts = re.findall(r"[a-z]+|\d+", str(name).lower())
+        near = [known for known in NETS if parts and all(part in known for part in parts)][:4]
+        near = near or difflib.get_close_matches(str(name), NETS, n=3) or list(NETS)[:3]
         raise ConfigError(
             f"there is no network {name!r}; nearest: {', '.join(near)}. `plait nets` lists all {len(NETS)}"
         )
