@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import boto3
-import fsspec.asyn
 import numpy as np
 import pytest
 
@@ -33,55 +24,8 @@ from plait.data.record_sets import ImageClassificationTFRecordDataset, get_datas
 from plait.data.tfrecord import TFRecordWriter
 from plait.errors import DataError
 
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-START_SECONDS = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    """The address of a server that lives as long as the tests of this file."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **KEYS}
-    )
-    try:
-        wait_for(port, process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(port, process):
-    until = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"moto's server does not answer (exit status {process.poll()})")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def io_threads():
-    """fsspec's thread and its helper live until Python ends: they have to be there before a test is watched."""
-    loop, helper = fsspec.asyn.get_loop(), ThreadPoolExecutor(1)
-    helper.submit(int).result()
-    loop.call_soon_threadsafe(loop.set_default_executor, helper)
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    """The address of a bucket that is new and empty."""
-    for name, value in {**KEYS, "AWS_ENDPOINT_URL": server}.items():
-        monkeypatch.setenv(name, value)
-    name, client = f"bucket-{os.urandom(8).hex()}", boto3.client("s3")
-    client.create_bucket(Bucket=name)
-    client.close()
-    yield f"s3://{name}"
-    files.set_auth()
+from .s3_server import *  # noqa: F403 - fixtures
+from .s3_server import KEYS
 
 
 def picture(number):

@@ -11,7 +11,7 @@ import pytest
 
 from plait.engine import functions
 
-PROTOCOLS = [getattr(functions, name) for name in functions.__all__]
+PROTOCOLS = [getattr(functions, name) for name in functions.__all__ if name != "takes"]
 
 USE = """
 from __future__ import annotations
@@ -79,3 +79,10 @@ def test_functions_lambdas_and_objects_satisfy_them(tmp_path):
     command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml"), str(tmp_path / "use.py")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_how_many_arguments_a_function_takes():
+    assert functions.takes(lambda: 1, 0)
+    assert not functions.takes(lambda x: 1, 0)
+    assert functions.takes(lambda x, *rest: 1, 2)
+    assert functions.takes(dict.fromkeys, 2)

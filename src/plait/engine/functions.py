@@ -1,8 +1,9 @@
-"""The functions that users write, one Protocol each."""
+"""The functions that users write, one Protocol each, and what may be asked of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from plait.engine.task import MODE
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
-__all__ = ["EvalFn", "InputFn", "LossFn", "OptimizerFn", "ProcedureFn", "StageFn"]
+__all__ = ["EvalFn", "InputFn", "LossFn", "OptimizerFn", "ProcedureFn", "StageFn", "takes"]
 
 
 class InputFn(Protocol):
@@ -107,3 +108,14 @@ class StageFn(Protocol):
             JSON values and tensors; a restart gives them back without running the stage again.
 
         """
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments, by position."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C do not say
+        return True
+    return True

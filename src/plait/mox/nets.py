@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from plait import nets
+from plait.engine.functions import takes
 from plait.errors import ConfigError, DataError
 from plait.mox.spec import ModeKeys
 from plait.nets.blocks import Net
@@ -206,17 +206,7 @@ def _preparation(
         return lambda images: images
     if preprocess_fn is default_preprocess_fn:
         return lambda images: default_preprocess_fn(images, run_mode, name, data_format)
-    return (lambda images: preprocess_fn(images, run_mode)) if _takes(preprocess_fn, 2) else preprocess_fn
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # written in C: it does not say
-        return True
-    return True
+    return (lambda images: preprocess_fn(images, run_mode)) if takes(preprocess_fn, 2) else preprocess_fn
 
 
 def _resized(images: Tensor, size: tuple[int, int], *, channels_last: bool) -> Tensor:

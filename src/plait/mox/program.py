@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from plait.data import Sample, SequenceSource, as_source
 from plait.data.batching import BatchedSource
 from plait.engine.evaluation_hooks import AggregativeSessionRunHook
+from plait.engine.functions import takes
 from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
 from plait.engine.report import log
@@ -163,7 +163,7 @@ class Program:
                     f"optimizer_fn is {type(function).__name__}: give a function that returns an optimizer, such as "
                     "mox.get_optimizer_fn('sgd', learning_rate=0.1)"
                 )
-            if not _takes_nothing(function):
+            if not takes(function, 0):
                 raise ConfigError(
                     f"optimizer_fn {function!r:.60} needs arguments: give a function without any, that returns an "
                     "optimizer factory, such as mox.get_optimizer_fn('sgd', learning_rate=0.1)"
@@ -191,16 +191,6 @@ class Program:
         spec.check(ModeKeys.EXPORT)
         self.model.add_extra_data("export_spec", spec.export_spec)
         log.warning("export_model=%s: the ExportSpec was checked, but this version does not write exports yet", key)
-
-
-def _takes_nothing(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return False
-    except ValueError:  # some functions written in C have none
-        return True
-    return True
 
 
 def _check_hooks(hooks: Sequence[SessionRunHook]) -> None:

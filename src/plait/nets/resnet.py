@@ -74,6 +74,10 @@ class Shortcut(nn.Module):
         return x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
 
 
+def _shortcut(inputs: int, outputs: int, stride: int, recipe: Recipe) -> Shortcut | Conv:
+    return Shortcut(stride) if inputs == outputs else Conv(inputs, outputs, 1, recipe, stride=stride, padding=0)
+
+
 Note = Callable[[str, Tensor], Tensor]
 """Takes the end point of a layer, and gives it back."""
 
@@ -100,9 +104,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         width = outputs // 4 if variant.branches == 1 else outputs // 2
         plain = recipe.but(activation=None)
-        self.shortcut = (
-            Shortcut(stride) if inputs == outputs else Conv(inputs, outputs, 1, plain, stride=stride, padding=0)
-        )
+        self.shortcut = _shortcut(inputs, outputs, stride, plain)
         if variant.branches > 1 and not variant.grouped:
             self.branches = nn.ModuleList(
                 Branch(inputs, width // variant.branches, stride, recipe) for _ in range(variant.branches)
@@ -146,9 +148,7 @@ class PreActivation(nn.Module):
         width = outputs // 4
         plain = recipe.but(norm=None, activation=None)
         self.preact = BatchNorm(inputs, recipe.norm)
-        self.shortcut = (
-            Shortcut(stride) if inputs == outputs else Conv(inputs, outputs, 1, plain, stride=stride, padding=0)
-        )
+        self.shortcut = _shortcut(inputs, outputs, stride, plain)
         self.conv1 = Conv(inputs, width, 1, recipe)
         self.conv2 = Conv(width, width, 3, recipe, stride=stride, padding=1)
         self.conv3 = Conv(width, outputs, 1, plain)
@@ -167,9 +167,7 @@ class Basic(nn.Module):
         super().__init__()
         del variant
         plain = recipe.but(activation=None)
-        self.shortcut = (
-            Shortcut(stride) if inputs == outputs else Conv(inputs, outputs, 1, plain, stride=stride, padding=0)
-        )
+        self.shortcut = _shortcut(inputs, outputs, stride, plain)
         self.conv1 = Conv(inputs, outputs, 3, recipe, stride=stride, padding=1)
         self.conv2 = Conv(outputs, outputs, 3, plain, padding=1)
 
