@@ -1,12 +1,12 @@
 """plait: train one model across tasks, machines and organisations, on PyTorch.
 
 Doors to one engine: `plait.efl` (tasks, stages, procedures), `plait.mox` (`run` and five functions), `plait.openks`
-(few-shot classes), `plait.train` (sessions and hooks).
+(roles, algorithms, few-shot classes), `plait.train` (sessions and hooks).
 """
 
 from __future__ import annotations
 
-from plait import data, efl, errors, mox, nets, openks, train
+from plait import cluster, data, efl, errors, mox, nets, openks, train
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.op import Op, op, placeholder
@@ -25,6 +25,7 @@ __all__ = [
     "SessionConfig",
     "__version__",
     "add_to_collection",
+    "cluster",
     "data",
     "efl",
     "errors",

@@ -38,6 +38,23 @@ def inspect(
     print(describe(path))
 
 
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def launch(
+    command: Annotated[list[str], typer.Argument(help="script.py args..., or -m module args...")],
+    workers: Annotated[int, typer.Option(help="Processes that train.")],
+    servers: Annotated[int, typer.Option(help="Parameter servers; without any, the workers are one group.")] = 0,
+    max_restarts: Annotated[int, typer.Option(help="How often a process, or the group, is started again.")] = 3,
+    log_dir: Annotated[Path | None, typer.Option(help="Where each process's output goes; plait-logs/TIME.")] = None,
+    port: Annotated[int | None, typer.Option(help="The first of the ports to use; otherwise free ones.")] = None,
+) -> None:
+    """Run a script as several processes on this machine; its exit code is that of the first that failed."""
+    from plait.cluster.launch import run as run_cluster  # noqa: PLC0415
+
+    raise typer.Exit(
+        run_cluster(command, workers=workers, servers=servers, max_restarts=max_restarts, log_dir=log_dir, port=port)
+    )
+
+
 @app.command()
 def nets(
     names: Annotated[list[str] | None, typer.Argument(help="Networks; all of them if none is named.")] = None,

@@ -9,6 +9,7 @@ PlaitError
 │   ├── StageError               stages: names, order, nesting
 │   ├── TaskError                tasks: unknown, twice, without an optimizer
 │   └── VariableError            variables and scopes: twice, missing, in two scopes
+├── ClusterError                 a process of the cluster is lost, never came, or may not join
 ├── CheckpointError              a checkpoint cannot be written or read
 │   └── MismatchError            it can be read, but belongs to another model
 ├── NanLossError                 a loss is not a number any more
@@ -23,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "AbortedError",
     "CheckpointError",
+    "ClusterError",
     "ConfigError",
     "DataError",
     "FetchError",
@@ -74,6 +76,10 @@ class TaskError(UsageError):
 
 class VariableError(UsageError):
     """A variable or a scope is missing, made twice, or claimed twice."""
+
+
+class ClusterError(PlaitError):
+    """A process of the cluster is lost, never came, or may not join; the text says which."""
 
 
 class CheckpointError(PlaitError):

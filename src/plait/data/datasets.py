@@ -198,13 +198,22 @@ class ColumnSource:
         found = self.samples(epoch, start)
         return found if self.batch_size is not None else _none_skipped(found, self.dataset.name)
 
-    def samples(self, epoch: int, start: int) -> Generator[Any, None, None]:
+    def count(self, epoch: int) -> int:
+        rows, size = len(self.dataset.order(epoch)), self._group
+        return rows // size if self.dataset.drop_remainder else -(-rows // size)
+
+    def every(self, epoch: int, start: int, step: int) -> Iterator[Any]:
+        """The batches start, start + step, ...; the others are not made."""
+        found = self.samples(epoch, start, step)
+        return found if self.batch_size is not None else _none_skipped(found, self.dataset.name)
+
+    def samples(self, epoch: int, start: int, step: int = 1) -> Generator[Any, None, None]:
         """The same, with `SKIPPED` in the place of a single sample that was left out."""
         dataset = self.dataset
         order = dataset.order(epoch)
         size = self._group
         end = len(order) - len(order) % size if dataset.drop_remainder else len(order)
-        groups = (order[begin : begin + size].tolist() for begin in range(start * size, end, size))
+        groups = (order[begin : begin + size].tolist() for begin in range(start * size, end, size * step))
         maker = functools.partial(_Rows, self, epoch)
         return read_groups(groups, maker, threads=dataset.readers, ahead=max(dataset.capacity, size))
 

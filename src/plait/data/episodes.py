@@ -100,7 +100,15 @@ class EpisodeSource:
         self._labels = torch.cat([numbers.repeat_interleave(shots), numbers.repeat_interleave(queries)])
 
     def batches(self, epoch: int, start: int) -> Iterator[dict[str, torch.Tensor]]:
-        return (self._batch(epoch, number) for number in range(start, self.length))
+        return self.every(epoch, start, 1)
+
+    def count(self, epoch: int) -> int:
+        del epoch  # the same in all
+        return self.length
+
+    def every(self, epoch: int, start: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches start, start + step, ...; the others are not made."""
+        return (self._batch(epoch, number) for number in range(start, self.length, step))
 
     def fingerprint(self) -> dict[str, Any]:
         return {

@@ -108,6 +108,19 @@ class TensorSource:
                 for values in pieces:
                     yield dict(zip(names, values))  # noqa: B905 - `strict` costs a third of this line, which is hot
 
+    def count(self, epoch: int) -> int:
+        del epoch  # the same in all
+        assert self.batch_size is not None  # noqa: S101 - the constructor set it
+        return self.rows // self.batch_size if self.drop_remainder else -(-self.rows // self.batch_size)
+
+    def every(self, epoch: int, start: int, step: int) -> Iterator[Any]:
+        """The batches start, start + step, ...; rows of the others are not touched."""
+        assert self.batch_size is not None  # noqa: S101 - the constructor set it
+        size, names, orders = self.batch_size, self.names, self._orders(epoch)
+        for number in range(start, self.count(epoch), step):
+            values = self._rows(orders, number * size, min((number + 1) * size, self.rows))
+            yield tuple(values) if names is None else dict(zip(names, values, strict=True))
+
     def fingerprint(self) -> dict[str, Any]:
         return {
             "kind": "tensors",
@@ -146,9 +159,17 @@ class SequenceSource:
         self.seed = seed
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
+        return self.every(epoch, start, 1)
+
+    def count(self, epoch: int) -> int:
+        del epoch  # the same in all
+        return len(self.items)
+
+    def every(self, epoch: int, start: int, step: int) -> Iterator[Any]:
+        """The batches start, start + step, ...; the others are not asked for."""
         count = len(self.items)
         order = _permutation(count, self.seed, epoch).tolist() if self.shuffle else range(count)
-        return map(self.items.__getitem__, order[start:])
+        return map(self.items.__getitem__, order[start::step])
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "sequence", "batches": len(self.items), "shuffle": self.shuffle, "seed": self.seed}
@@ -218,6 +239,11 @@ class LoaderSource:
         batches = _LoaderPass(self, epoch)
         return _replay(batches, start, start, own, "a DataLoader", isolated=_draws_later(self.loader))
 
+    @property
+    def is_part(self) -> bool:
+        """A sampler that knows of workers gives each its part."""
+        return any(isinstance(sampler, DistributedSampler) for sampler in self._samplers)
+
     def prepare(self, epoch: int) -> None:
         """Tell samplers and generators which pass begins; afterwards the loader's iterator may be made."""
         for generator, first in self._generators:
@@ -247,6 +273,7 @@ class ConstantSource:
 
     seekable = True
     num_epochs: int | None = None
+    is_part = True  # every worker has the same
 
     def __init__(self, fields: Mapping[str, torch.Tensor | NDArray[Any]]) -> None:
         if not fields:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.data import Sample, Stream
+from plait.data.parts import is_part
 from plait.engine.calls import UserCall
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.task import MODE, TaskScope, task_scope
-from plait.engine.update import clear_step, update_step
+from plait.engine.update import clear_when_moved, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
 from plait.rng import rng_state, set_rng_state
@@ -40,6 +41,7 @@ def build(model: Model) -> None:
     device = model.config.resolved_device()
     model.to(device)
     model._store.device = device  # noqa: SLF001 - the build is the model's own
+    model.strategy.begin(model)
     try:
         with _untouched(model):
             reached = {task: _build_task(model, task) for task in model.tasks()}
@@ -48,11 +50,12 @@ def build(model: Model) -> None:
         for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
             stream.close()
         raise
+    model.strategy.transform(model)
     for task in model.loss_fns:
         _assign_optimizers(model, task, reached[task])
     model.compiled = True
     _check_scopes(model)
-    model.strategy.broadcast(list(model.variables().values()))
+    model.strategy.prepare(model)
     _compiled[:] = [model]
 
 
@@ -102,9 +105,10 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
         return None
     sample = data if isinstance(data, Sample) else Sample(data)
     device = model.config.resolved_device()
-    stream = Stream(
-        sample.source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device
-    )
+    source = sample.source
+    if model.strategy.worker_num > 1 and not is_part(source):
+        source = model.strategy.part(source, training=scope.mode is MODE.TRAIN)
+    stream = Stream(source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device)
     op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, now=model._now)  # noqa: SLF001
     sample.op = op
     model.inputs[scope] = sample
@@ -216,7 +220,7 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor
         name=f"training of task {task!r}" if task is not None else "training",
         scope=TaskScope(MODE.TRAIN, task),
         now=model._now,  # noqa: SLF001
-        first=[Op(clear_step(list(assignment)), name="clear gradients")],
+        first=[Op(clear_when_moved(model, list(assignment)), name="clear gradients")],
         trains=True,
     )
     model.train_ops.setdefault(task, []).insert(0, update)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from plait.engine.op import GlobalStep
 from plait.engine.report import check_finite, log
 from plait.engine.state import capture, restore
+from plait.engine.strategy import Local, Strategy
 from plait.errors import MismatchError
 from plait.variables.checkpoint import AsyncSaver, CheckpointDir
 from plait.variables.tree import snapshot
@@ -21,6 +22,8 @@ __all__ = ["Checkpoints", "ModelState", "Restorable"]
 
 SECONDS_BETWEEN_STAGES = 10.0
 """A stage that ends sooner after a save than this is not saved by itself: a restart repeats it, to the same bits."""
+MAX_SECONDS_BETWEEN_LOOKS = 5.0
+"""How far apart workers agree, at least, on whether it is time to save."""
 
 
 class Restorable(Protocol):
@@ -28,9 +31,9 @@ class Restorable(Protocol):
 
     global_step: GlobalStep
 
-    def capture(self) -> dict[str, Any]: ...
+    def capture(self, directory: str | None = None) -> dict[str, Any]: ...
 
-    def restore(self, tree: Mapping[str, Any], project: str | None) -> bool:
+    def restore(self, tree: Mapping[str, Any], project: str | None, directory: str | None = None) -> bool:
         """Take the state back; False if only what was learnt, because the tree is another project's."""
 
     def check(self) -> None:
@@ -43,14 +46,15 @@ class ModelState:
     def __init__(self, model: Model) -> None:
         self._model = model
         self.global_step = model.global_step
+        self.strategy = model.strategy
 
-    def capture(self) -> dict[str, Any]:
-        return capture(self._model)
+    def capture(self, directory: str | None = None) -> dict[str, Any]:
+        return capture(self._model, directory)
 
-    def restore(self, tree: Mapping[str, Any], project: str | None) -> bool:
+    def restore(self, tree: Mapping[str, Any], project: str | None, directory: str | None = None) -> bool:
         journal = tree.get("journal") or {}
         same = project is None or journal.get("project") == project
-        restore(self._model, tree, positions=same)
+        restore(self._model, tree, positions=same, directory=directory)
         return same
 
     def check(self) -> None:
@@ -69,56 +73,86 @@ class Checkpoints:
         save_secs: float | None = None,
     ) -> None:
         self._state = state
+        self._strategy: Strategy = getattr(state, "strategy", None) or Local()
         self._directory = directory
         self._directory.version = __version__
-        self._directory.check_writable()
+        if self._strategy.is_saver():
+            self._directory.check_writable()
         self._saver = AsyncSaver(directory)
         self._save_steps = save_steps
         self._save_secs = save_secs
         self._saved_step = -1
         self._saved_at = time.monotonic()
+        self._look_at = 0
+        """The global step at which workers next agree on whether it is time."""
         self._changed = False
 
     def restore(self, project: str | None = None) -> bool:
         """Take up the newest checkpoint that is whole; False if there is none."""
         self._saver.wait()
-        found = self._directory.read_latest()
+        self._strategy.rejoin()
+        found = self._newest()
         if found is None:
             return False
-        info, tree = found
+        path, tree = found["path"], found["tree"]
         try:
-            same = self._state.restore(tree, project)
+            same = self._state.restore(tree, project, str(self._directory.path))
         except MismatchError as error:
             if tree.get("global_step") != 0:
                 raise
-            log.warning("nothing was trained in %s, and it is of another model: starting anew (%s)", info.path, error)
+            log.warning("nothing was trained in %s, and it is of another model: starting anew (%s)", path, error)
             return False
         step = self._state.global_step.value
         what = "going on" if same else f"starting project {project!r} with the weights"
-        log.info("%s at global step %d, from %s", what, step, info.path)
+        log.info("%s at global step %d, from %s", what, step, path)
+        self._look_at = step
         self._saved_step = step if same else -1
         self._saved_at = time.monotonic()
         return True
 
+    def _newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; workers in step all get the chief's."""
+        strategy = self._strategy
+        found = self._directory.read_latest() if strategy.is_saver() else None
+        newest = None if found is None else {"path": str(found[0].path), "tree": found[1]}
+        return cast("dict[str, Any] | None", strategy.tell(newest)) if strategy.in_step else newest
+
     def boundary(self) -> None:
-        """Between two steps: save if it is time."""
+        """Between two steps: save if it is time, and all workers are where the chief is."""
         self._changed = True
         steps, secs = self._save_steps, self._save_secs
-        if (steps is not None and self._state.global_step.value - self._saved_step >= steps) or (
-            secs is not None and time.monotonic() - self._saved_at >= secs
-        ):
+        if (
+            (steps is not None and self._state.global_step.value - self._saved_step >= steps)
+            or (secs is not None and self._is_time(secs))
+        ) and self._strategy.whole():
             self.save()
+
+    def _is_time(self, secs: float) -> bool:
+        """Whether `secs` have passed since the last save; by the chief's clock, looked at now and then."""
+        if not self._strategy.in_step:
+            return time.monotonic() - self._saved_at >= secs
+        step = self._state.global_step.value
+        if step < self._look_at:
+            return False
+        elapsed = max(time.monotonic() - self._saved_at, 1e-3)
+        ahead = (step - max(self._saved_step, 0)) / elapsed * min(secs / 10, MAX_SECONDS_BETWEEN_LOOKS)
+        due, self._look_at = self._strategy.tell([elapsed >= secs, step + max(1, int(ahead))])
+        return bool(due)
 
     def after_stage(self) -> None:
         self._changed = True
-        if time.monotonic() - self._saved_at >= SECONDS_BETWEEN_STAGES:
+        due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_STAGES
+        if self._strategy.tell(due) if self._strategy.in_step else due:
             self.save()
 
     def save(self) -> None:
-        """Copy the state now; write it in the background."""
+        """Copy the state now; write it in the background. Workers in step all call this, and the chief writes."""
         self._state.check()
-        step = self._state.global_step.value
-        self._saver.save(snapshot(self._state.capture()), step=step)
+        step, directory, strategy = self._state.global_step.value, str(self._directory.path), self._strategy
+        tree = self._state.capture(directory)
+        if strategy.is_saver():
+            cluster = tree.get("cluster", {})
+            self._saver.save(snapshot(tree), step=step, ready=lambda: strategy.durable(cluster, directory))
         self._saved_step, self._saved_at, self._changed = step, time.monotonic(), False
 
     def save_first(self) -> None:

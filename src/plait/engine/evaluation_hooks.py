@@ -152,7 +152,9 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
             self._collect(run_context.session.model)
             return
         self._done += 1
-        if self._done % self._every == 0:
+        strategy = run_context.session.model.strategy
+        every = max(1, self._every // strategy.worker_num) if strategy.in_step else self._every
+        if self._done % every == 0:
             found = self._evaluate(run_context.session)
             shown = " ".join(f"{name}: {value:.3f}" for name, value in found.items())
             log.info("%s step: %d %s", self.prefix, self._done - 1, shown or "no data is left to evaluate on")
@@ -179,11 +181,15 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
         with isolated_rng(derive_seed(model.seed, "evaluation", self._done)):
             self._run_steps(model, self._inter)
         twin._collected = None  # noqa: SLF001
+        if model.strategy.in_step:  # each has evaluated its part; what all have found decides for all
+            parts = model.strategy.gather([[rows, numbers] for rows, numbers in collected])
+            collected = [(int(rows), numbers) for part in parts for rows, numbers in part]
         return _means(collected)
 
     def _run_steps(self, model: Model, session: MonitoredSession) -> None:
         steps = 0
-        while steps < self._eval_steps:
+        wanted = -(-self._eval_steps // model.strategy.worker_num) if model.strategy.in_step else self._eval_steps
+        while steps < wanted:
             try:
                 session.run(model.eval_op())
                 steps += 1

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.engine.checkpoints import Checkpoints, ModelState
@@ -63,8 +64,6 @@ class FitSettings:
                 check_count(name, getattr(self, name), whole=name != "save_secs")
 
     def with_config(self, config: RunConfig) -> FitSettings:
-        if config.worker_num > 1:
-            raise ConfigError(f"worker_num={config.worker_num}: this version trains in one process; write 1")
         named = config.values.get("checkpoint", {})
         changes = {
             "checkpoint_dir" if key == "dir" else key: getattr(config, "checkpoint_dir" if key == "dir" else key)
@@ -84,7 +83,9 @@ def fit(
         raise TaskError(f"fit() got a {type(procedure_fn).__name__}: give a procedure, such as procedure_fn.train()")
     if not model.compiled:
         model.compile()
-    show_log()
+    _check_workers(model, run_config)
+    chief = model.strategy.worker_id == 0
+    show_log(quiet=not chief)
     manager = model.stage_mgr = StageManager(
         worker_id=model.strategy.worker_id,
         worker_num=model.strategy.worker_num,
@@ -111,6 +112,14 @@ def fit(
     steps = model.global_step.value - manager.first_step
     if any(model.metric_states.values()):
         log.info("finished\n%s", final_table(model, steps, time.monotonic() - begun))
+
+
+def _check_workers(model: Model, config: RunConfig) -> None:
+    if config.worker_num not in (1, model.strategy.worker_num):
+        raise ConfigError(
+            f"the configuration has worker_num={config.worker_num}, but this process is one of "
+            f"{model.strategy.worker_num}: start them with `plait launch --workers {config.worker_num} script.py`"
+        )
 
 
 def _run(
@@ -156,7 +165,10 @@ def _check_procedure(result: object) -> None:
 def _open_checkpoints(model: Model, settings: FitSettings) -> Checkpoints | None:
     if settings.checkpoint_dir is None:
         return None
-    directory = CheckpointDir(settings.checkpoint_dir, keep=settings.keep)
+    strategy, where = model.strategy, Path(settings.checkpoint_dir)
+    if strategy.worker_id > 0 and not strategy.in_step:  # each goes its own way, and comes back to it
+        where /= f"worker-{strategy.worker_id}"
+    directory = CheckpointDir(where, keep=settings.keep)
     return Checkpoints(ModelState(model), directory, save_steps=settings.save_steps, save_secs=settings.save_secs)
 
 
@@ -199,7 +211,7 @@ def _put_back_hooks(model: Model, before: dict[TaskScope, list[SessionRunHook]])
 
 def _hooks_of(model: Model, settings: FitSettings) -> list[SessionRunHook]:
     hooks = list(settings.hooks)
-    if settings.summary_dir is not None:
+    if settings.summary_dir is not None and model.strategy.worker_id == 0:
         from plait.engine.ready_hooks import SummarySaverHook  # noqa: PLC0415 - brings TensorBoard's writer
 
         hooks.append(SummarySaverHook(save_steps=settings.log_step, output_dir=settings.summary_dir))

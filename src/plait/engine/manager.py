@@ -136,6 +136,7 @@ class StageManager:
         """How many were run in this one."""
         self.first_step = 0
         """The global step at which this process began."""
+        self._model = model
         self._strategy = strategy or Local()
         self._context = StageContext(self._strategy, config or RunConfig(), model)
         self._sess: Any = None
@@ -173,6 +174,8 @@ class StageManager:
         self.before_stage(stage)
         try:
             result = as_recorded(stage(*args, **kwargs))
+            if self._model is not None:
+                self._strategy.settle(self._model)
             self._strategy.barrier(name, interval)
         finally:
             self._running = None

@@ -17,7 +17,7 @@ from plait.engine.hooks import SessionRunHook
 from plait.engine.metrics import Latest, Measurement, Metric, latest, mean
 from plait.engine.op import GlobalStep, Op, as_op
 from plait.engine.settings import GradientConfig, SessionConfig, check_opt_config, check_sync_optimizer_config
-from plait.engine.strategy import Local, Strategy
+from plait.engine.strategy import Connectable, Local, Strategy, default_strategy
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import FunctionError, TaskError, VariableError
 from plait.optim.assign import Assignment, make_optimizer
@@ -313,14 +313,18 @@ class Model(nn.Module):
         sync_optimizer_config: Mapping[str, Any] | None = None,
         opt_config: Mapping[str, Any] | None = None,
         gradient: GradientConfig | None = None,
-        strategy: Strategy | None = None,
+        strategy: Strategy | Connectable | None = None,
     ) -> Model:
-        """Build: run every function once on the first batch and so learn variables, metrics and hooks."""
+        """Build: run every function once on the first batch and so learn variables, metrics and hooks.
+
+        Where the environment says that this process is one of several, they train together; `strategy` says how.
+        """
         from plait.engine.build import build  # noqa: PLC0415 - the build is made of the model
 
         if self.compiled:
             raise TaskError("compile() was called before: a model is compiled once")
-        self.strategy = strategy or self.strategy
+        replicas = dict(sync_optimizer_config or {}).get("replicas_to_aggregate")
+        self.strategy = _connected(strategy, replicas)
         self.gradient = gradient or self.gradient
         self.config = SessionConfig.of(session_config)
         self.opt_config = check_opt_config(opt_config)
@@ -367,6 +371,13 @@ class Model(nn.Module):
             hooks=tuple(hooks),
         )
         fit(self, procedure_fn, settings, config)
+
+
+def _connected(given: Any, replicas: int | None) -> Strategy:
+    if given is None:
+        return default_strategy(replicas)
+    found: Strategy = given.connect(replicas) if hasattr(given, "connect") else given
+    return found
 
 
 def _unknown_task(task: str | None, known: Sequence[str | None]) -> str:

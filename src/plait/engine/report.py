@@ -37,10 +37,13 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg] # it takes one o
             progress.start()
 
 
-def show_log() -> None:
-    """Let plait's log be seen: where the program has set logging to go, or else on stderr as `INFO:plait:...`."""
+def show_log(*, quiet: bool = False) -> None:
+    """Let plait's log be seen: where the program has set logging to go, or else on stderr as `INFO:plait:...`.
+
+    `quiet` is for workers whose lines would repeat the chief's: only their warnings are seen.
+    """
     if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
+        log.setLevel(logging.WARNING if quiet else logging.INFO)
     if not log.handlers and not logging.getLogger().handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
@@ -114,6 +117,7 @@ class LoggerHook(SessionRunHook):
             check_finite(model)
         now = time.perf_counter()
         rows = (model._now.sample.batch_size if model._now.sample is not None else None) or 1  # noqa: SLF001 - a friend
+        rows *= model.strategy.worker_num if model.strategy.in_step else 1
         rate = rows * (step + 1 - self._since) / max(now - self._then, 1e-9)
         self._then, self._since = now, step + 1
         if log.isEnabledFor(logging.INFO):

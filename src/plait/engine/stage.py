@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from plait.engine.strategy import Strategy
 from plait.engine.task import MODE, TaskScope, task_scope
+from plait.engine.update import LeftError
 from plait.errors import OutOfRangeError, StageError
 from plait.rng import derive_seed
 from plait.variables import bank
@@ -107,27 +109,51 @@ class LoopStage(Stage):
         self.stopped = self.sess.should_stop()
         if self.model is None or self.scope.mode is not MODE.EVAL:
             return None
+        merge_metrics(self.model, self.scope)
         return self.model.metric_values(MODE.EVAL, self.scope.task)
 
+    def _together(self) -> Strategy | None:
+        """The strategy, if several workers take this loop's steps together."""
+        trains = self.model is not None and self.scope.mode is MODE.TRAIN
+        return self.model.strategy if trains and self.model.strategy.in_step else None  # type: ignore[union-attr]
+
+    def _leave(self, *, stop: bool, finish: bool = True) -> None:
+        """End the loop; who waits for this worker in a step is told."""
+        self.finish = finish
+        together = self._together()
+        if together is not None and self.model is not None:
+            together.leave(self.model, self.scope.task, stop=stop)
+
+    def _left_by_another(self, error: LeftError) -> None:
+        self.finish = error.stop or self.seconds is None
+        if error.stop:
+            self.sess.request_stop()
+
     def _loop(self, feed_dict: Mapping[Any, Any]) -> None:
-        session, run_ops, step, boundary = self.sess, self.run_ops, self.step, self.boundary
+        session, run_ops, step, boundary, together = self.sess, self.run_ops, self.step, self.boundary, self._together()
         begun = time.monotonic() - self._elapsed
         while step is None or self._run_step < step:
             if session.should_stop():
-                self.finish = True
+                self._leave(stop=True)
                 return
             if self.seconds is not None:
                 self._elapsed = time.monotonic() - begun
                 if self._elapsed >= self.seconds:
+                    self._leave(stop=False, finish=False)
                     return
             try:
                 session.run(run_ops, feed_dict)
+            except LeftError as error:
+                self._left_by_another(error)
+                return
             except (OutOfRangeError, StopIteration):
                 # a pass that ended where the last run was suspended is not the end of this one
                 if (self.across_passes or self._run_step == 0) and self.stream is not None and not self.stream.spent:
                     continue
-                self.finish = True
+                self._leave(stop=False)
                 return
+            if together is not None:
+                self._run_step += together.jumped()
             self._run_step += 1
             self.lstep += 1
             boundary()
@@ -166,6 +192,16 @@ class EvalStage(LoopStage):
             shown = " ".join(f"{name} {value:.4f}" for name, value in (found or {}).items())
             log.info("%s global step %d, %d batches: %s", label, step, self._run_step, shown or "no metrics")
         return found
+
+
+def merge_metrics(model: Model, scope: TaskScope) -> None:
+    """What the workers have measured, each on its part of the data, becomes what all have."""
+    if model.strategy.worker_num == 1:
+        return
+    metrics = model.metric_states.get(scope, {})
+    everybody = model.strategy.gather({name: metric.state_dict() for name, metric in metrics.items()})
+    for name, metric in metrics.items():
+        metric.merge([states[name] for states in everybody])
 
 
 def train_loop(model: Model, task: str | None, **limits: Any) -> LoopStage:
@@ -217,12 +253,17 @@ class CotrainStage(Stage):
     def _loop(self, feed_dict: Mapping[Any, Any] | None) -> None:
         while self.step is None or self._run_step < self.step:
             if self.sess.should_stop() or len(self._ended) == len(self.ratio):
-                self.finish = True
+                self._leave()
                 return
-            task = self.model.strategy.tell(self._draw())
+            task = self.model.strategy.choose(self._draw())
             try:
                 with task_scope(MODE.TRAIN, task):
                     self.sess.run(self._ops[task], feed_dict)
+            except LeftError as error:
+                self.finish = True
+                if error.stop:
+                    self.sess.request_stop()
+                return
             except (OutOfRangeError, StopIteration):
                 # a pass that ended where the last run was suspended is not the end of this one
                 if task in self._begun or self._stream(task).spent:
@@ -232,6 +273,12 @@ class CotrainStage(Stage):
                 self._begun.append(task)
             self._run_step += 1
             self.boundary()
+
+    def _leave(self) -> None:
+        self.finish = True
+        strategy = self.model.strategy
+        if strategy.in_step and self.sess.should_stop():  # ended passes end at the same draw on every worker
+            strategy.leave(self.model, self.model.strategy.choose(self._draw()), stop=True)
 
     def _draw(self) -> str | None:
         """The n-th draw is a pure function of (seed, n): only n needs to be saved."""

@@ -26,8 +26,36 @@ def _key(scope: TaskScope) -> str:
     return f"{scope.mode}:{scope.task if scope.task is not None else ''}"
 
 
-def capture(model: Model) -> dict[str, Any]:
-    """Everything that the rest of the run depends on. Tensors are the live ones: take a snapshot before going on."""
+OWN = ("metrics", "streams", "hooks", "fit_hooks", "random")
+"""The parts that each worker has of its own, even when all take their steps together."""
+
+
+def capture(model: Model, directory: str | None = None) -> dict[str, Any]:
+    """Everything that the rest of the run depends on. Tensors are the live ones: take a snapshot before going on.
+
+    Where workers take their steps together, all of them call this, and the chief's is for all; `directory` is where
+    it will be saved.
+    """
+    tree = _capture(model)
+    strategy = model.strategy
+    tree["worker_num"] = strategy.worker_num
+    tree["cluster"] = strategy.capture(model, directory)
+    if strategy.in_step:
+        own = {name: tree[name] for name in OWN} | {"buffers": _buffers(model)}
+        tree["workers"] = strategy.gather(own)
+    if model.global_step.value % strategy.gradient_merge:
+        tree["merged"] = {
+            name: variable.grad for name, variable in model.trainable_variables().items() if variable.grad is not None
+        }
+    return tree
+
+
+def _buffers(model: Model) -> dict[str, torch.Tensor]:
+    parameters = set(model.parameters())
+    return {name: value for name, value in model.variables().items() if value not in parameters}
+
+
+def _capture(model: Model) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "variables": model.variables(),
@@ -48,12 +76,23 @@ def capture(model: Model) -> dict[str, Any]:
     }
 
 
-def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True) -> None:
+def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True, directory: str | None = None) -> None:
     """Put a captured state back; without `positions`, only what was learnt: variables, optimizers, the step."""
     if tree.get("format") != FORMAT:
         raise CheckpointError(f"the checkpoint has format {tree.get('format')!r}, this plait reads {FORMAT}")
+    strategy = model.strategy
+    if positions and tree.get("worker_num", 1) != strategy.worker_num:
+        raise MismatchError(
+            f"the checkpoint was made by {tree.get('worker_num', 1)} worker(s), there are {strategy.worker_num} now, "
+            "who would not know where in the data to go on: start as many, or choose another project_name, which "
+            "keeps the weights and starts the stages anew"
+        )
+    if strategy.in_step and positions:
+        tree = {**tree, **tree["workers"][strategy.worker_id]}
     try:
         _restore_learnt(model, tree)
+        strategy.restore(model, tree.get("cluster", {}), directory)
+        _restore_merged(model, tree.get("merged", {}))
         if positions:
             _restore_positions(model, tree)
             set_rng_state(tree["random"])  # last: opening inputs may draw
@@ -66,11 +105,17 @@ def _restore_learnt(model: Model, tree: Mapping[str, Any]) -> None:
     _check_variables(live, tree["variables"])
     _check_optimizers(model, optimizers, tree["optimizers"])
     with torch.no_grad():
-        for name, value in tree["variables"].items():
+        for name, value in {**tree["variables"], **tree.get("buffers", {})}.items():
             live[name].copy_(value)
     for optimizer, state in zip(optimizers, tree["optimizers"], strict=True):
         _load_optimizer(model, optimizer, state)
     model.global_step.value = int(tree["global_step"])
+
+
+def _restore_merged(model: Model, gradients: Mapping[str, torch.Tensor]) -> None:
+    """Gradients that had not moved the variables yet."""
+    for name, variable in model.trainable_variables().items():
+        variable.grad = gradients[name].to(variable.device) if name in gradients else None
 
 
 def _check_optimizers(

@@ -40,7 +40,8 @@ class Saver:
         self._objects = dict(objects)
         self.global_step = global_step or default_global_step()
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self, directory: str | None = None) -> dict[str, Any]:
+        del directory  # all of it is in the tree
         return {
             "variables": {
                 f"{name}/{key.replace('.', '/')}": value
@@ -57,8 +58,8 @@ class Saver:
             "random": rng_state(),
         }
 
-    def restore(self, tree: Mapping[str, Any], project: str | None = None) -> bool:
-        del project  # one script, one project
+    def restore(self, tree: Mapping[str, Any], project: str | None = None, directory: str | None = None) -> bool:
+        del project, directory  # one script, one project
         try:
             for name, thing in self._objects.items():
                 if isinstance(thing, torch.nn.Module):
@@ -133,6 +134,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     if saver is None:
         model = model or current_model()
         saver = ModelState(model) if model is not None else None
+    is_chief = is_chief and (model is None or model.strategy.worker_id == 0)
     usual: list[SessionRunHook] = []
     saving: CheckpointSaverHook | None = None
     if log_step_count_steps:
@@ -141,7 +143,8 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     if is_chief and where is not None and (save_summaries_steps or save_summaries_secs):
         steps = save_summaries_steps if save_summaries_secs is None else None
         usual.append(SummarySaverHook(save_steps=steps, save_secs=save_summaries_secs, output_dir=where))
-    if is_chief and checkpoint_dir is not None and (save_checkpoint_secs or save_checkpoint_steps):
+    saves = is_chief or (model is not None and model.strategy.in_step)  # workers in step all take part
+    if saves and checkpoint_dir is not None and (save_checkpoint_secs or save_checkpoint_steps):
         secs = save_checkpoint_secs if save_checkpoint_steps is None else None
         saving = CheckpointSaverHook(checkpoint_dir, secs, save_checkpoint_steps, saver)
         usual.append(saving)

@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.errors import ConfigError, OutOfRangeError
+
 if TYPE_CHECKING:
     from plait.engine.model import Model
     from plait.engine.settings import GradientConfig
 
-__all__ = ["clear_step", "update_step"]
+__all__ = ["LeftError", "clear_step", "clear_when_moved", "leave_step", "moved_by", "update_step"]
 
 Optimizers = list[torch.optim.Optimizer]
+
+
+class LeftError(OutOfRangeError):
+    """Another worker takes no more steps: the step that this one was in is dropped."""
+
+    def __init__(self, *, stop: bool) -> None:
+        super().__init__("another worker has left the loop: " + ("it was told to stop" if stop else "its data ended"))
+        self.stop = stop
 
 
 def clear_step(optimizers: Optimizers) -> Callable[[], None]:
@@ -26,13 +36,25 @@ def clear_step(optimizers: Optimizers) -> Callable[[], None]:
     return optimizers[0].zero_grad if len(optimizers) == 1 else clear
 
 
+def clear_when_moved(model: Model, optimizers: Optimizers) -> Callable[[], None]:
+    """The same; gradients that are being merged stay until the variables have moved."""
+    merge, step, clear = model.strategy.gradient_merge, model.global_step, clear_step(optimizers)
+
+    def clear_merged() -> None:
+        if step.value % merge == 0:
+            clear()
+
+    return clear if merge == 1 else clear_merged
+
+
 def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: int) -> Callable[[Any], None]:
     """One backward pass and all optimizers; or, with several losses, each loss's gradients, then all optimizers."""
-    finish = _finisher(model)
-    if losses > 1:
-        return _for_each_loss(model, task, optimizers, finish)
     step, shown, scale = model.global_step, model.loss_metrics[task], model.gradient.loss_scale
-    variables = list(dict.fromkeys(variable for optimizer in optimizers for variable in _variables(optimizer)))
+    if losses > 1:
+        return _for_each_loss(model, task, optimizers)
+    finish = _finisher(model, moved_by(optimizers))
+    moved = model.strategy.mover(model, task, optimizers)
+    move = moved or _optimizers_step(model, optimizers)
 
     def update(loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
@@ -43,51 +65,88 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
 
     def update_and_finish(loss: torch.Tensor) -> None:
         (loss * scale if scale != 1 else loss).backward()  # type: ignore[no-untyped-call] # same
-        finish(variables)
-        for optimizer in optimizers:
-            optimizer.step()
+        finish()
+        move()
         shown.value = loss
         step.value += 1
 
-    return update if finish is _nothing else update_and_finish
+    plain = finish is _nothing and moved is None and model.strategy.worker_num == 1
+    full = update if plain else update_and_finish
+    return full if model.strategy.gradient_merge == 1 else _merged(model, full, shown)
 
 
-def _for_each_loss(
-    model: Model, task: str | None, optimizers: Optimizers, finish: Callable[[Sequence[torch.Tensor]], None]
-) -> Callable[[Any], None]:
+def _merged(model: Model, update: Callable[[Any], None], shown: Any) -> Callable[[Any], None]:
+    """Variables move every so many steps; until then, gradients add up."""
+    merge, step, scale = model.strategy.gradient_merge, model.global_step, model.gradient.loss_scale
+
+    def update_when_due(loss: torch.Tensor) -> None:
+        if (step.value + 1) % merge == 0:
+            update(loss)
+            return
+        (loss * scale if scale != 1 else loss).backward()  # type: ignore[no-untyped-call] # same
+        shown.value = loss
+        step.value += 1
+
+    return update_when_due
+
+
+def _for_each_loss(model: Model, task: str | None, optimizers: Optimizers) -> Callable[[Any], None]:
     """Loss number i moves what optimizer number i has, all from the same forward pass."""
+    if model.strategy.gradient_merge > 1:
+        raise ConfigError(f"gradient_merge with several losses (task {task!r}): leave it out, or add the losses up")
     step, shown, scale = model.global_step, model.loss_metrics[task], model.gradient.loss_scale
-    moved = [_variables(optimizer) for optimizer in optimizers]
+    moved = [moved_by([optimizer]) for optimizer in optimizers]
+    finishers = [_finisher(model, variables) for variables in moved]
+    mover = model.strategy.mover(model, task, optimizers)
+    steps = [_nothing if mover is not None else optimizer.step for optimizer in optimizers]
+    finally_move = mover or _optimizers_step(model, [])
 
     def update(losses: Sequence[torch.Tensor]) -> None:
         gradients = [
             torch.autograd.grad(loss * scale if scale != 1 else loss, variables, retain_graph=True, allow_unused=True)
             for loss, variables in zip(losses, moved, strict=True)
         ]
-        for optimizer, variables, values in zip(optimizers, moved, gradients, strict=True):
+        for variables, values, finish, move in zip(moved, gradients, finishers, steps, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.grad = value
-            finish(variables)
-            optimizer.step()
+            finish()
+            move()
+        finally_move()
         shown.value = torch.stack([loss.detach() for loss in losses]).sum()
         step.value += 1
 
     return update
 
 
-def _variables(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [variable for group in optimizer.param_groups for variable in group["params"]]
+def moved_by(optimizers: Optimizers) -> list[torch.Tensor]:
+    """The variables of all these optimizers, each once."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return list(dict.fromkeys(variable for group in groups for variable in group["params"]))
 
 
-def _nothing(variables: Sequence[torch.Tensor]) -> None:
+def _nothing() -> None:
     """Gradients are used as they are."""
 
 
-def _finisher(model: Model) -> Callable[[Sequence[torch.Tensor]], None]:
+def _optimizers_step(model: Model, optimizers: Optimizers) -> Callable[[], None]:
+    after = model.strategy.after_step if model.strategy.worker_num > 1 else None
+
+    def move() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+        if after is not None:
+            after(model)
+
+    return move
+
+
+def _finisher(model: Model, variables: Sequence[torch.Tensor]) -> Callable[[], None]:
     """What happens to gradients between the backward pass and the optimizers."""
     parts: list[Callable[[Sequence[torch.Tensor]], None]] = []
-    if model.strategy.worker_num > 1:
-        parts.append(model.strategy.reduce_gradients)
+    if model.strategy.gradient_merge > 1:
+        parts.append(_unscale(model.strategy.gradient_merge))
+    if model.strategy.in_step:
+        parts.append(_together(model))
     if model.gradient.loss_scale != 1:
         parts.append(_unscale(model.gradient.loss_scale))
     if model.gradient.clip is not None:
@@ -95,11 +154,61 @@ def _finisher(model: Model) -> Callable[[Sequence[torch.Tensor]], None]:
     if not parts:
         return _nothing
 
-    def finish(variables: Sequence[torch.Tensor]) -> None:
+    def finish() -> None:
         for part in parts:
             part(variables)
 
     return finish
+
+
+class Flags:
+    """Two numbers that travel with the gradients: how many workers have left the loop, and how many want to stop.
+
+    A worker that leaves takes part in one more reduction, with flags instead of gradients; the others see them, drop
+    the step that they were in, and leave, too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensor = torch.zeros(2, device=device)
+
+    def sent(self, left: float, stop: float) -> torch.Tensor:
+        """The tensor whose gradient holds the flags."""
+        self.tensor.grad = torch.tensor([left, stop], device=self.tensor.device)
+        return self.tensor
+
+    def check(self) -> None:
+        """Raise if somebody has left."""
+        found = self.tensor.grad
+        left, stop = found.tolist() if found is not None else (0.0, 0.0)
+        if left > 0:
+            raise LeftError(stop=stop > 0)
+
+
+def _together(model: Model) -> Callable[[Sequence[torch.Tensor]], None]:
+    reduce, device = model.strategy.reduce_gradients, model.config.resolved_device()
+    if device.type != "cpu":  # to look at the flags would mean to wait for the device at every step
+        return reduce
+    flags = Flags(device)
+
+    def together(variables: Sequence[torch.Tensor]) -> None:
+        reduce([*variables, flags.sent(0.0, 0.0)])
+        flags.check()
+
+    return together
+
+
+def leave_step(model: Model, task: str | None, *, stop: bool) -> None:
+    """Take part in one more reduction, to say that this worker takes no more steps."""
+    if model.config.resolved_device().type != "cpu":
+        return
+    optimizers = list(model.assignments[task])
+    groups = [moved_by([one]) for one in optimizers] if model.loss_counts[task] > 1 else [moved_by(optimizers)]
+    flags = Flags(model.config.resolved_device())
+    for variable in groups[0]:
+        variable.grad = torch.zeros_like(variable)
+    model.strategy.reduce_gradients([*groups[0], flags.sent(1.0, float(stop))])
+    for optimizer in optimizers:
+        optimizer.zero_grad()
 
 
 def _unscale(scale: float) -> Callable[[Sequence[torch.Tensor]], None]:

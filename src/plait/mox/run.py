@@ -111,7 +111,7 @@ def _fit(
 ) -> None:
     """Run the procedure; a directory gets checkpoints, and summaries whose writer ends however the run ends."""
     with ExitStack() as stack:
-        if directory is not None and summary_steps:
+        if directory is not None and summary_steps and model.strategy.worker_id == 0:
             summaries = SummarySaverHook(save_steps=summary_steps, output_dir=directory)
             stack.callback(summaries.close)
             hooks = [*hooks, summaries]

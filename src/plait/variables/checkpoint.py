@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -188,10 +188,13 @@ class AsyncSaver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tree: Any, *, step: int) -> None:
-        """Wait for the save before, then start this one; `tree` is the saver's from now on (see `snapshot`)."""
+    def save(self, tree: Any, *, step: int, ready: Callable[[], None] | None = None) -> None:
+        """Wait for the save before, then start this one; `tree` is the saver's from now on (see `snapshot`).
+
+        `ready` is called before anything is written: it may wait for what others write, and raise.
+        """
         self.wait()
-        thread = threading.Thread(target=self._write, args=(tree, step), name="plait-checkpoint", daemon=True)
+        thread = threading.Thread(target=self._write, args=(tree, step, ready), name="plait-checkpoint", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -210,8 +213,10 @@ class AsyncSaver:
     def close(self) -> None:
         self.wait()
 
-    def _write(self, tree: Any, step: int) -> None:
+    def _write(self, tree: Any, step: int, ready: Callable[[], None] | None) -> None:
         try:
+            if ready is not None:
+                ready()
             self._path = self.directory.save(tree, step=step)
         except Exception as error:  # noqa: BLE001  the caller's thread raises it, in wait()
             self._error = error

@@ -1,0 +1,1 @@
+"""The parameter server: variables and embedding rows on servers, with the optimizers' state beside them."""
