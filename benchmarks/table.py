@@ -1,6 +1,6 @@
 """What one parameter server's tables cost: memory of many rows, lookups and steps a second, saving.
 
-Times are the thread's own CPU time, so that load on the machine does not show.
+Times are the thread's own CPU time: other load on the machine shows less, though it still takes caches away.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     made = Table(title="Push and pull over the wire, and over a raw socket")
     for heading in ("over", "what"):
         made.add_column(heading, no_wrap=True)
-    for heading in ("under way", "KB", "raw us", "us", "raw GB/s", "GB/s", "fraction"):
+    for heading in ("at once", "KB", "raw us", "us", "raw GB/s", "GB/s", "ratio"):
         made.add_column(heading, justify="right", no_wrap=True)
     for one in rows:
         times = (f"{one['raw_us']:.0f}", f"{one['us']:.0f}")

@@ -214,7 +214,17 @@ def run_workers(cases, folder):
     processes = []
     for rank in range(WORKERS):
         with open(folder / f"{rank}.log", "w") as log:
-            command = [sys.executable, "-W", "error::UserWarning", __file__, str(folder), ",".join(cases), str(rank)]
+            command = [
+                sys.executable,
+                "-W",
+                "error::UserWarning",
+                "-W",
+                "error::FutureWarning",
+                __file__,
+                str(folder),
+                ",".join(cases),
+                str(rank),
+            ]
             processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
     until = time.monotonic() + DEADLINE
     try:

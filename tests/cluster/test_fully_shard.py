@@ -12,11 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import plait
-from plait.cluster.fully_shard import UNIT_SIZE, gathered, load_full, shard_model, sharded_state
+from plait.cluster.fully_shard import UNIT_SIZE, gathered, load_full, one_by_one, shard_model, sharded_state
 from plait.engine.model import Model
-from plait.errors import MismatchError, VariableError
+from plait.errors import ConfigError, MismatchError, VariableError
 from plait.nets.family import Shape
 from plait.nets.resnet import create
+from plait.optim import rules
 
 
 @pytest.fixture
@@ -109,6 +110,20 @@ def test_single_numbers_stay_whole_and_strides_do_not_matter(alone):
     assert torch.equal(gathered(model.a.turned), before)
     model.a(torch.ones(2, 4)).sum().backward()
     assert model.a.number.grad is not None
+
+
+def test_an_optimizer_takes_both_kinds_one_by_one(alone):
+    model = nn.Module()
+    model.a, model.b = Number(), nn.Linear(2, 2)
+    shard_model(model)
+    optimizer = torch.optim.Adam([{"params": model.a.parameters()}, {"params": model.b.parameters()}], foreach=True)
+    one_by_one(optimizer)
+    assert [group["foreach"] for group in optimizer.param_groups] == [False, True]
+    model.a(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    one_by_one(rules.Adam(model.b.parameters()))
+    with pytest.raises(ConfigError, match="Adam moves many variables at once"):
+        one_by_one(rules.Adam(model.a.parameters()))
 
 
 class Viewing(nn.Module):

@@ -7,6 +7,7 @@ import datetime as dt
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,6 +106,7 @@ class Collective:
                 )
             return dist.group.WORLD
         nccl = torch.cuda.is_available() and dist.is_nccl_available()
+        hook = sys.excepthook
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if nccl else "gloo",
@@ -115,6 +117,7 @@ class Collective:
             )
         except RuntimeError as error:
             raise ClusterError(f"worker {role.index} cannot join torch's process group: {error}") from error
+        sys.excepthook = hook  # torch puts the rank before each line of a traceback, and never takes that back
         self._joined = True
         return dist.group.WORLD
 

@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,9 +33,10 @@ __all__ = ["LIMIT", "Meeting", "Member", "Mesh", "meet", "pack", "unpack"]
 LIMIT = 1 << 34
 """The most bytes that a worker takes from another at once."""
 
-_HEADER = struct.Struct("<IIQ")  # the exchange's number, what it is for, bytes that follow
+_HEADER = struct.Struct("<IHQ")  # the exchange's number, the length of its name, bytes that follow the name
 _LENGTH = struct.Struct("<Q")
 _LEAVING = 0xFFFFFFFF  # the number of no exchange: the bytes say why a worker leaves
+_NAME = 200  # bytes of a name that travel
 _SMALL = 1 << 12
 _LARGE = 1 << 20
 _FDS = socket.CMSG_SPACE(struct.calcsize("i")) if hasattr(socket, "CMSG_SPACE") else 0
@@ -130,21 +130,21 @@ class _Peer:
         self.buffer += data
         return True
 
-    def frame(self) -> tuple[int, int, bytes] | None:
-        """The next whole message, if it is here."""
+    def frame(self) -> tuple[int, bytes, bytes] | None:
+        """The next whole message, if it is here: its number, name and payload."""
         if len(self.buffer) < _HEADER.size:
             return None
-        number, topic, length = _HEADER.unpack_from(self.buffer)
+        number, letters, length = _HEADER.unpack_from(self.buffer)
         if length > LIMIT:
             raise _LostError(f"it wants to send {length} bytes, more than {LIMIT}")
-        end = _HEADER.size + length
-        if len(self.buffer) < end:
+        begin = _HEADER.size + letters
+        if len(self.buffer) < begin + length:
             return None
-        payload = bytes(self.buffer[_HEADER.size : end])
-        del self.buffer[:end]
+        name, payload = bytes(self.buffer[_HEADER.size : begin]), bytes(self.buffer[begin : begin + length])
+        del self.buffer[: begin + length]
         if number == _LEAVING:
             raise _LostError(f"it has left: {payload.decode(errors='replace')}")
-        return number, topic, payload
+        return number, name, payload
 
 
 class Mesh:
@@ -161,7 +161,6 @@ class Mesh:
         """Whether this worker reaches all others without a network."""
         self._peers = {other: _Peer(sockets[other]) for other in sorted(sockets)}
         self._number = 0
-        self._topics: dict[int, str] = {}
         self._ended = ""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._spin = 50e-6 if cores >= self.size else 0.0
@@ -182,26 +181,27 @@ class Mesh:
         if len(payload) > LIMIT:
             raise UsageError(f"{name!r}: {len(payload)} bytes are more than workers tell each other, {LIMIT}")
         self._number = (self._number + 1) % _LEAVING
-        topic = zlib.crc32(name.encode())
-        self._topics[topic] = name
-        frame = memoryview(_HEADER.pack(self._number, topic, len(payload)) + payload)
+        sign = name.encode()[:_NAME]
+        frame = memoryview(_HEADER.pack(self._number, len(sign), len(payload)) + sign + payload)
         for peer in self._peers.values():
             peer.out = frame
             peer.push(fd)
         found = {self.rank: payload}
         try:
-            self._collect(name, topic, found)
+            self._collect(name, sign, found)
         except ClusterError as error:
             self.close(str(error))
             raise
         return [found[rank] for rank in range(self.size)]
 
-    def _collect(self, name: str, topic: int, found: dict[int, bytes]) -> None:
+    def _collect(self, name: str, sign: bytes, found: dict[int, bytes]) -> None:
         waiting, begun = dict(self._peers), time.monotonic()
         spin_until = begun + self._spin
         while True:
             for rank, peer in list(waiting.items()):
-                payload = self._from(rank, peer, name, topic) if rank not in found else None
+                if peer.out:
+                    peer.push()
+                payload = self._from(rank, peer, name, sign) if rank not in found else None
                 if payload is not None:
                     found[rank] = payload
                 if rank in found and not peer.out:
@@ -210,15 +210,14 @@ class Mesh:
                 return
             now = time.monotonic()
             if now < spin_until:
+                os.sched_yield()  # whoever is waited for may have been put on this core
                 continue
             if now - begun > self.timeout:
                 raise ClusterError(self._late(name, [rank for rank in waiting if rank not in found] or list(waiting)))
             _wait(waiting.values(), begun + self.timeout - now)
 
-    def _from(self, rank: int, peer: _Peer, name: str, topic: int) -> bytes | None:
+    def _from(self, rank: int, peer: _Peer, name: str, sign: bytes) -> bytes | None:
         try:
-            if peer.out:
-                peer.push()
             message = peer.frame()
             while message is None and peer.pull():
                 message = peer.frame()
@@ -226,8 +225,8 @@ class Mesh:
             raise ClusterError(f"worker {self.rank} waits for worker {rank} in {name!r}: {error}") from None
         if message is None:
             return None
-        if message[:2] != (self._number, topic):
-            other = self._topics.get(message[1], "something else")
+        if message[:2] != (self._number, sign):
+            other = message[1].decode(errors="replace")
             raise ClusterError(
                 f"workers do not do the same: worker {self.rank} is in {name!r} (number {self._number}), worker {rank}"
                 f" in {other!r} (number {message[0]}); every worker has to run the same program"
@@ -340,45 +339,55 @@ def _store(host: str, port: int, member: Member, timeout: float, until: float) -
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps = member.index == 0 and not agent
     while True:
-        left = max(until - time.monotonic(), 0.1)
         try:
-            store = TCPStore(
-                host, port, None, keeps, dt.timedelta(seconds=left), wait_for_workers=False, multi_tenant=True
-            )
-        except (RuntimeError, ValueError) as error:
-            if keeps and time.monotonic() < until and "EADDRINUSE" in str(error):
-                time.sleep(0.05)  # the group before this one may just be ending
+            if not keeps:  # torch would wait several times as long as it is told to
+                _knock(host, port, until)
+            left = dt.timedelta(seconds=max(0.1, until - time.monotonic()))
+            store = TCPStore(host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True)
+            break
+        except (OSError, RuntimeError) as error:
+            early = isinstance(error, OSError) or "EADDRINUSE" in str(error)  # the group before may just be ending
+            if early and time.monotonic() < until:
+                time.sleep(0.02)
                 continue
             what = "keep the group's store" if keeps else "reach the chief's store"
-            reason = str(error).splitlines()[0]
+            reason = str(error).partition("\n")[0]
             raise ClusterError(
                 f"worker {member.index} cannot {what} at {host}:{port} within {timeout:g} s: {reason}"
             ) from error
-        break
     store.set_timeout(dt.timedelta(seconds=timeout))
     mark = hmac.digest(_secret(), f"plait/{member.restart}".encode(), "sha256").hex()[:32] if _secret() else "open"
     return PrefixStore(f"plait/{member.restart}/{mark}", store)
 
 
+def _knock(host: str, port: int, until: float) -> None:
+    """Raise OSError if nobody listens there."""
+    with socket.create_connection((host, port), max(0.1, until - time.monotonic())) as connection:
+        if connection.getsockname() == connection.getpeername():  # a socket can meet itself on its own host
+            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+
+
 def _arrive(store: Store, member: Member, place: dict[str, Any], timeout: float, until: float) -> list[dict[str, Any]]:
     """Say where this worker is, and wait until all have."""
     keys = [f"came/{rank}" for rank in range(member.workers)]
+    missing = list(range(member.workers))
     try:
         if member.index == 0:
             store.set("token", secrets.token_hex(16))
         store.set(keys[member.index], json.dumps(place))
         while True:
-            missing = [rank for rank, key in enumerate([*keys]) if not store.check([key])]
+            missing = [rank for rank in missing if not store.check([keys[rank]])]
             if not missing and store.check(["token"]):
                 return [json.loads(store.get(key)) for key in keys]
             if time.monotonic() > until:
                 break
             time.sleep(0.01)
-    except RuntimeError as error:
-        raise ClusterError(f"worker {member.index} has lost the group's store: {error}") from error
+        reason = f"has waited {timeout:g} s"
+    except RuntimeError:
+        reason = "has lost the group's store, which the chief keeps"
     raise ClusterError(
-        f"worker {member.index} has waited {timeout:g} s for {_workers(missing or [0])} of {member.workers}, who never"
-        " came: see that all are started, for the same restart, with the same PLAIT_SECRET"
+        f"worker {member.index} {reason}: {_workers(missing or [0])} of {member.workers} never came. See that all are"
+        " started, for the same restart, with the same PLAIT_SECRET"
     )
 
 

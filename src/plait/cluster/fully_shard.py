@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
-from plait.errors import MismatchError, VariableError
+from plait.errors import ConfigError, MismatchError, VariableError
 from plait.variables.store import variable_name
 
-__all__ = ["UNIT_SIZE", "gathered", "load_full", "shard_model", "sharded_state"]
+__all__ = ["UNIT_SIZE", "gathered", "load_full", "one_by_one", "shard_model", "sharded_state"]
 
 UNIT_SIZE = 1_000_000
 """Below so many numbers, a gathering of its own costs more time than it saves memory."""
@@ -36,7 +36,8 @@ def shard_model(
     Gradients come out as the mean over the workers. All start from the values of the group's first worker.
 
     Returns the variables that stay whole on every worker, by name: those that no module call announces, such as
-    `plait.get_variable`'s, and single numbers. Their gradients are left to whoever reduces gradients otherwise.
+    `plait.get_variable`'s, and single numbers. Their gradients are left to whoever reduces gradients otherwise, and
+    their optimizers need `one_by_one`.
     """
     mesh = _mesh(model, mesh_or_group)
     units = list(dict.fromkeys(_units(model, unit_size, called=False)))
@@ -107,6 +108,22 @@ def _without_views(_module: nn.Module, _args: Any, output: Any) -> Any:
     return output
 
 
+def one_by_one(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that has split and whole variables in one group move them one after the other.
+
+    Torch's functions over many tensors at once refuse both kinds together.
+    """
+    for group in optimizer.param_groups:
+        if len({isinstance(value, DTensor) for value in group["params"]}) < 2:
+            continue
+        if "foreach" not in group:
+            raise ConfigError(
+                f"{type(optimizer).__name__} moves many variables at once, and fully_shard leaves some of them whole:"
+                " take an optimizer of torch.optim, or make variables with plait.layer instead of plait.get_variable"
+            )
+        group.update({key: False for key in ("foreach", "fused") if key in group})
+
+
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
@@ -122,9 +139,8 @@ def gathered(tree: Any, *, keep: bool = True) -> Any:
     if not isinstance(tree, Tensor):
         return tree
     value = tree.detach()
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
-    return value.cpu() if keep else None
+    full = _full(value) if isinstance(value, DTensor) else value
+    return full.cpu() if keep else None
 
 
 @torch.no_grad()
@@ -159,6 +175,19 @@ def _like(value: Any, variable: Tensor) -> Any:
     return DTensor.from_local(
         own, variable.device_mesh, variable.placements, run_check=False, shape=value.shape, stride=value.stride()
     )
+
+
+def _full(split: DTensor) -> Tensor:
+    """The whole tensor, by one plain collective: DTensor's own way has crashed on gloo where CUDA was at hand."""
+    if split.placements != (Shard(0),):
+        return split.full_tensor()
+    mesh, rows, own = split.device_mesh, split.shape[0], split.to_local()
+    each = -(-rows // mesh.size())
+    padded = own.new_zeros(each, *split.shape[1:])
+    padded[: len(own)] = own
+    parts = own.new_empty(mesh.size(), *padded.shape)
+    dist.all_gather(list(parts), padded, group=mesh.get_group())
+    return parts.flatten(0, 1)[:rows]
 
 
 def _own_rows(full: Tensor, split: DTensor) -> Tensor:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import functools
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from plait.errors import ConfigError
-from plait.rng import rng_state, set_rng_state
 from plait.variables.store import ROOT, VariableFrame, current, variable_name
 
 __all__ = ["recompute"]
@@ -77,7 +78,6 @@ class _Recomputed(nn.Module):
             forward,
             *args,
             use_reentrant=False,
-            preserve_rng_state=False,  # `_Before` does, Python's and NumPy's as well
             context_fn=functools.partial(_contexts, self),
         )
 
@@ -98,7 +98,7 @@ class _Before:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._random = rng_state()
+        self._random = _random_state()
         self._frame = current.frame
         buffers = [inner._buffers for inner in module.modules()]  # noqa: SLF001 - nn.Module's own tables
         self._buffers: list[_Values] = [
@@ -112,23 +112,33 @@ class _Before:
         tables = [
             (table, {name: table[name] for name in values}) for table, values in [*self._buffers, *self._replaced]
         ]
-        self._outside = rng_state(), current.frame, tables
+        self._outside = _random_state(), current.frame, tables
         for table, values in self._buffers:
             table.update({name: _copy(value) for name, value in values.items()})
         for table, values in self._replaced:
             table.update(values)
         current.frame = self._frame
-        set_rng_state(self._random)
+        _set_random_state(self._random)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._outside is not None  # noqa: S101 - ours: `with` enters before it leaves
-        random, current.frame, tables = self._outside
+        state, current.frame, tables = self._outside
         self._outside = None
         for table, values in tables:
             table.update(values)
-        set_rng_state(random)
+        _set_random_state(state)
+
+
+def _random_state() -> tuple[Any, Any]:
+    """Python's and NumPy's; torch's own are `checkpoint`'s matter."""
+    return random.getstate(), np.random.get_state()  # noqa: NPY002 - the global state is meant
+
+
+def _set_random_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002 - same
 
 
 def _not_its_own(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class _Arena:
             mesh.exchange("shared memory", struct.pack("<Q", size), fd=fd)
             fds |= mesh.taken_fds()
             self.memories = [_map(fds.get(rank), size, rank) for rank in range(mesh.size)]
-        except (OSError, ClusterError) as error:
+        except OSError as error:
             reason = f"worker {mesh.rank} cannot share {size} bytes of memory: {error}"
             mesh.close(reason)
             raise ClusterError(reason) from error

@@ -133,7 +133,7 @@ def _run(
 
     def create() -> Session:
         if checkpoints is not None:
-            checkpoints.restore(manager.project_name)
+            _restore(checkpoints, manager.project_name)
         return Session(model, model.global_step, ModelState(model))
 
     recover_in_place = checkpoints is None
@@ -146,14 +146,25 @@ def _run(
                 manager.init_arg(session)
                 _check_procedure(procedure_fn(model))
             else:
-                checkpoints.save_first()
-                _keep_running(model, manager, procedure_fn, session)
-                checkpoints.save_last()
+                _keep_running(model, manager, procedure_fn, session, checkpoints)
     finally:
         for hook in progress:
             hook.stop()
         for stream in model.streams.values():
             stream.close()
+
+
+def _restore(checkpoints: Checkpoints, project: str) -> None:
+    """Others may be lost while this worker comes back with them."""
+    for tries in range(1, MAX_RECOVERIES + 1):
+        try:
+            checkpoints.restore(project)
+        except RecoverableError as error:
+            if tries == MAX_RECOVERIES:
+                raise
+            log.warning("%s: %s; taking the last checkpoint up again", type(error).__name__, error)
+        else:
+            return
 
 
 def _check_procedure(result: object) -> None:
@@ -172,19 +183,24 @@ def _open_checkpoints(model: Model, settings: FitSettings) -> Checkpoints | None
     return Checkpoints(ModelState(model), directory, save_steps=settings.save_steps, save_secs=settings.save_secs)
 
 
-def _keep_running(model: Model, manager: StageManager, procedure_fn: ProcedureFn, session: MonitoredSession) -> None:
+def _keep_running(
+    model: Model, manager: StageManager, procedure_fn: ProcedureFn, session: MonitoredSession, checkpoints: Checkpoints
+) -> None:
     reached, tries = -1, 0
     while True:
-        manager.init_arg(session)
         try:
+            if tries:
+                session.recreate()
+            manager.init_arg(session)
+            checkpoints.save_first()
             _check_procedure(procedure_fn(model))
+            checkpoints.save_last()
         except RecoverableError as error:
             tries = 1 if model.global_step.value > reached else tries + 1
             reached = max(reached, model.global_step.value)
             if tries > MAX_RECOVERIES:
                 raise
             log.warning("%s: %s; going on from the last checkpoint", type(error).__name__, error)
-            session.recreate()
         else:
             return
 

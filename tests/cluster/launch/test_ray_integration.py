@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -36,12 +37,19 @@ DRIVER = """
 import io, json, sys
 import ray
 from plait.cluster.launch.ray import run
+from plait.errors import ClusterError
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 found = {}
 for what, options in json.loads(sys.argv[3]).items():
     out = io.StringIO()
     code = run([sys.argv[1], what], **options, log_dir=f"{sys.argv[2]}/{what}", out=out, environ={"GIVEN": "given"})
     found[what] = [code, out.getvalue()]
+from plait.cluster.launch import ray as launcher
+launcher._ROOM_SECONDS = 1.0
+try:
+    run([sys.argv[1], "crowd"], workers=3, cpus=2, log_dir=f"{sys.argv[2]}/crowd")
+except ClusterError as error:
+    found["crowd"] = [1, str(error)]
 print(json.dumps(found))
 """
 
@@ -56,18 +64,21 @@ RUNS = {
 @needs_ray
 @pytest.mark.slow
 def test_ray_places_restarts_and_ends_processes(write_script, tmp_path, all_gone):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     command = [sys.executable, "-c", DRIVER, write_script(SCRIPT), str(tmp_path), json.dumps(RUNS)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PLAIT_SECRET": "s"}
-    )
+    environ = {**os.environ, "TMPDIR": str(temporary), "RAY_TMPDIR": tempfile.gettempdir()}  # Ray's needs a short name
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     codes = {what: code for what, (code, _) in found.items()}
-    assert codes == {"served": 0, "group": 0, "fail": 7, "lost": 0}, found
+    assert codes == {"served": 0, "group": 0, "fail": 7, "lost": 0, "crowd": 1}, found
     check_served(found["served"][1], tmp_path)
     check_group(found["group"][1])
     check_failure(found["fail"][1])
     assert "restart 1 of 1: worker 0 ended with SIGKILL" in found["lost"][1]
+    assert "Ray had no room for 3 processes within 1 s: they need [{'CPU': 2}" in found["crowd"][1]
+    assert not list(temporary.glob("plait-*"))
     all_gone([int(file.read_text()) for what in RUNS for file in tmp_path.glob(f"{what}-*")])
 
 

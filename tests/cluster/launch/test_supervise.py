@@ -17,7 +17,7 @@ class Fake:
     def __init__(self, kind, index, codes, *, stubborn=False):
         self.kind, self.index, self.log, self.began, self.ended = kind, index, Path("log"), 0, -index
         self.codes, self.stubborn = list(codes), stubborn
-        self.notes, self.told, self.environs, self.code = [], [], [], None
+        self.notes, self.told, self.environs, self.code = [], [], [], 0
 
     def start(self, environ, note=""):
         self.environs.append(environ)
@@ -140,7 +140,7 @@ def test_an_error_while_starting_ends_those_that_run():
     first, second = Fake("worker", 0, [None]), Broken("worker", 1, [])
     with pytest.raises(OSError, match="no more processes"):
         supervised(together(first, second))
-    assert first.told == ["SIGTERM"]
+    assert (first.told, second.told) == (["SIGTERM"], [])
 
 
 def test_signals_are_kept_and_handlers_put_back():

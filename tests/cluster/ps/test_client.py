@@ -11,7 +11,7 @@ import zmq.utils.garbage
 from plait.cluster.ps import client as client_module
 from plait.cluster.ps.client import Connection, Heartbeat, Refused, wait_all
 from plait.cluster.ps.service import QUEUED, Service
-from plait.errors import ClusterError, RecoverableError, UnavailableError
+from plait.errors import ClusterError, ConfigError, RecoverableError, UnavailableError
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -102,11 +102,30 @@ def test_send_does_not_wait_and_done_tells_whether_the_answer_is_here(serve, con
 
 
 def test_many_requests_under_way_get_each_its_own_answer(serve, connect):
-    connection = connect(serve(echo).endpoint)
-    pendings = [connection.send("a", {"i": i}, [torch.full((1000,), i)]) for i in range(300)]
+    service = serve(echo)
+    connection = connect(service.endpoint)
+    pendings = [connection.send("a", {"i": i}, [torch.full((10_000,), i)]) for i in range(500)]
     for i, message in enumerate(wait_all(pendings)):
         assert message.head == {"i": i}
         assert message.tensors[0][0] == i
+    assert service.dropped == 0
+
+
+def test_no_answer_is_lost_when_all_that_may_be_under_way_are_answered_at_once(serve, connect):
+    kept = []
+
+    def handle(request):
+        kept.append(request)
+        if len(kept) == QUEUED:
+            for one in kept:
+                echo(one)
+            kept.clear()
+
+    service = serve(handle)
+    connection = connect(service.endpoint)
+    for _ in range(20):
+        wait_all([connection.send("a", {"i": i}, [torch.zeros(20_000)]) for i in range(QUEUED)])
+    assert service.dropped == 0
 
 
 def test_what_is_sent_is_what_lay_in_the_tensor_until_the_answer(serve, connect):
@@ -285,17 +304,26 @@ def test_a_server_that_was_started_again_is_noticed_until_reset(serve, beating):
         request.reply({"incarnation": incarnation[0]})
 
     heartbeat = beating([serve(handle).endpoint])
-    eventually(lambda: heartbeat._found.get(0) == "first")
+    eventually(lambda: heartbeat._incarnations.get(0) == ("first", "first"))
     heartbeat.check()
     incarnation[0] = "second"
-    eventually(lambda: heartbeat._found.get(0) == "second")
+    eventually(lambda: not lives(heartbeat))
     for _ in range(2):
         with pytest.raises(UnavailableError, match="server 0 .* was started again"):
             heartbeat.check()
     heartbeat.reset()
     heartbeat.check()
-    eventually(lambda: heartbeat._found.get(0) == "second")
+    eventually(lambda: heartbeat._incarnations.get(0) == ("second", "second"))
     heartbeat.check()
+
+
+def test_a_server_that_is_expected_is_not_taken_for_another_and_another_is_noticed(serve, beating):
+    heartbeat = beating([serve(pong("second")).endpoint])
+    heartbeat.expect(0, "second")
+    eventually(lambda: 0 in heartbeat.notices)
+    heartbeat.check()
+    heartbeat.expect(0, "first")
+    eventually(lambda: not lives(heartbeat))
 
 
 def test_seconds_in_which_we_stood_still_are_not_held_against_a_server(serve, beating, monkeypatch):
@@ -313,6 +341,11 @@ def test_seconds_in_which_we_stood_still_are_not_held_against_a_server(serve, be
     shift[0] = 1000.0
     time.sleep(0.1)
     heartbeat.check()
+
+
+def test_a_wrong_endpoint_is_said_at_once():
+    with pytest.raises(ConfigError, match="write host:port"):
+        Heartbeat(["127.0.0.1:1", "nowhere"], {})
 
 
 def test_a_heartbeat_that_was_never_started_can_be_stopped():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,9 @@ def test_a_stopped_server_is_noticed_and_goes_on_when_continued(server, client):
     process = server()
     connection, heartbeat = client(process.endpoint, interval=0.2, limit=1.0)
     process.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 5
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until, "it did not stop"
     pending = connection.send("a")
     begun = time.monotonic()
     with pytest.raises(UnavailableError, match=r"server 0 .* has not answered for"):

@@ -252,6 +252,20 @@ def test_what_a_member_asked_in_an_earlier_life_is_forgotten(two):
     assert waiting.answer[0]["values"] == [None, "fresh"]
 
 
+def test_whether_all_others_have_finished(two):
+    two.finish(0)
+    assert two.finished(besides=1)
+    assert not two.finished(besides=0)
+    assert not Coordinator(1, 1).finished(besides=0)
+
+
+def test_all_who_wait_can_be_refused(two):
+    waiting = [ask(two, 0), ask(two, 2, group="all")]
+    two.refuse("worker 1 was started again", "stale")
+    assert [(asked.answer, asked.code) for asked in waiting] == [("worker 1 was started again", "stale")] * 2
+    assert not two._open
+
+
 @pytest.mark.parametrize("member", [-1, 3, True, "0", None])
 def test_strangers_are_refused(two, member):
     for call in (lambda: two.beat(member, "a"), lambda: two.finish(member)):

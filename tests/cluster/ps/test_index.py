@@ -108,6 +108,20 @@ def test_no_address_space_is_an_error(monkeypatch):
     monkeypatch.setattr(module.mmap, "mmap", refuse)
     with pytest.raises(ClusterError, match="64000 bytes of address space"):
         reserve(1000, 16, torch.float32)
+    with pytest.raises(ClusterError, match="bytes of address space"):
+        reserve(None, 16, torch.float32)
+
+
+def test_fewer_addresses_are_taken_where_many_are_refused(monkeypatch):
+    real = module.mmap.mmap
+
+    def limited(handle: int, size: int, **options: int) -> object:
+        if size > 1 << 30:
+            raise OSError(12, "Cannot allocate memory")
+        return real(handle, size, **options)
+
+    monkeypatch.setattr(module.mmap, "mmap", limited)
+    assert 1 << 28 < reserve(None, 16, torch.float32).numel() * 4 <= 1 << 30
 
 
 def resident() -> int:

@@ -259,6 +259,21 @@ def test_a_server_that_is_not_there():
         Shard(model(OptimizerSpec(kind="SGD", options={})), 2, 2)
 
 
+def test_what_cannot_fit_is_refused_before_memory_is_taken():
+    adagrad = (OptimizerSpec(kind="Adagrad", options={"initial_accumulator_value": 0.1}),)
+    huge = TableSpec(name="t", dim=2**20, dtype="float32", rows=2**20, optimizer=0)
+    wide = VariableSpec(name="w", shape=(2**20, 2**20), dtype="float32", optimizer=0)
+    for spec in (ModelSpec(optimizers=adagrad, tables=(huge,)), ModelSpec(optimizers=adagrad, variables=(wide,))):
+        with pytest.raises(ClusterError, match=r"server 0 of 1 would need 8796093022208 bytes.*use more servers"):
+            Shard(spec, 0, 1)
+    unknown = ModelSpec(
+        optimizers=(OptimizerSpec(kind="evil", options={}),),
+        variables=(VariableSpec(name="w", shape=(2,), dtype="float32", optimizer=0),),
+    )
+    with pytest.raises(ClusterError, match="no optimizer 'evil'"):
+        Shard(unknown, 0, 1)
+
+
 # ---- saves
 
 
@@ -306,12 +321,14 @@ def test_a_snapshot_is_of_the_moment_it_was_taken(tmp_path):
     servers = Servers(spec, 1)
     servers.set(values())
     train(servers, range(2))
-    write = servers.shards[0].snapshot()
+    extra = {"steps": {"0": 2}}
+    write = servers.shards[0].snapshot(extra)
     kept = everything(servers)
     train(servers, range(2, 4))
+    extra["steps"]["0"] = 4
     assert not list(tmp_path.iterdir())
     write(tmp_path)
-    servers.shards[0].load(tmp_path)
+    assert servers.shards[0].load(tmp_path) == [{"steps": {"0": 2}}]
     assert equal(everything(servers), kept)
     assert servers.shards[0].version == 2
 

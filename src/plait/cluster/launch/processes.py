@@ -28,7 +28,7 @@ class Child(Protocol):
     began: int
     """Where in the log the output of the last start begins."""
     code: int | None
-    """Its exit code, or minus the number of the signal that killed it; None while it runs."""
+    """Its exit code, or minus the number of the signal that killed it; None while it runs, 0 before the start."""
     ended: float
     """When it ended: of two, the smaller number was the first."""
 
@@ -70,6 +70,8 @@ class Processes:
     def close(self) -> None:
         self._guard.close()
         if self._ends is not None:
+            for handle in self._running:
+                os.close(handle)
             self._ends.close()
 
     def _add(self, child: LocalChild) -> None:
@@ -89,7 +91,7 @@ class LocalChild:
     ) -> None:
         self.kind, self.index, self.log = kind, index, log
         self.began, self.pid = 0, 0
-        self.code: int | None = None
+        self.code: int | None = 0
         self.ended = 0.0
         self._command, self._started = list(command), started
         self._process: subprocess.Popen[bytes] | None = None

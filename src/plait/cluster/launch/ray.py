@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +22,7 @@ __all__ = ["run"]
 
 _ROOM_SECONDS = 120.0  # to find room on the nodes
 _ANSWER_SECONDS = 60.0  # for an actor to start and to answer
+_CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 20
 
@@ -106,11 +108,13 @@ class _Nodes:
 
     def layout(self, workers: int) -> Layout:
         """An endpoint for each process, on the node where Ray has put it."""
-        references = [child.endpoint() for child in self._children]
-        endpoints = [
-            self.answer(reference, f"{child.kind} {child.index}")
-            for child, reference in zip(self._children, references, strict=True)
-        ]
+        endpoints: list[str] = []
+        while len(set(endpoints)) < len(self._children):  # two actors of one node may have found the same port
+            references = [child.endpoint() for child in self._children]
+            endpoints = [
+                self.answer(reference, f"{child.kind} {child.index}")
+                for child, reference in zip(self._children, references, strict=True)
+            ]
         return Layout(workers=tuple(endpoints[:workers]), servers=tuple(endpoints[workers:]))
 
     def wait(self, seconds: float) -> None:
@@ -124,8 +128,13 @@ class _Nodes:
             looks[look].take_note()
 
     def close(self) -> None:
-        for child in self._children:
-            child.close()
+        """Ray kills an actor with all its processes; what they have left on their nodes, they remove before."""
+        actors = [child.actor for child in self._children if child.actor is not None]
+        closed = [actor.close.remote() for actor in actors]
+        if closed:
+            self.ray.wait(closed, num_returns=len(closed), timeout=_CLOSE_SECONDS)
+        for actor in actors:
+            self.ray.kill(actor)
         self.ray.util.remove_placement_group(self._group)
 
 
@@ -135,28 +144,28 @@ class _RemoteChild:
     def __init__(self, nodes: _Nodes, kind: str, index: int, command: Sequence[str], log: Path, bundle: int) -> None:
         self.kind, self.index, self.log = kind, index, log
         self.began = 0
-        self.code: int | None = None
+        self.code: int | None = 0
         self.ended = 0.0
         self.look: Any = None
         """The answer that we wait for, while it runs."""
+        self.actor: Any = None
         self._nodes, self._command, self._bundle = nodes, list(command), bundle
-        self._actor: Any = None
 
     def endpoint(self) -> Any:
         """The future host:port of a process that is not there yet."""
-        if self._actor is None:
-            self._actor = self._nodes.actor(self._bundle)
-        return self._actor.endpoint.remote()
+        if self.actor is None:
+            self.actor = self._nodes.actor(self._bundle)
+        return self.actor.endpoint.remote()
 
     def start(self, environ: Mapping[str, str], note: str = "") -> None:
         self.began = write_note(self.log, note)
         variables = dict(environ)
         who = f"{self.kind} {self.index}"
-        if self._actor is None:  # it was lost
+        if self.actor is None:  # it was lost
             self._check_place(self._nodes.answer(self.endpoint(), who), variables, who)
-        self._nodes.answer(self._actor.start.remote(self.kind, self.index, self._command, variables), who)
+        self._nodes.answer(self.actor.start.remote(self.kind, self.index, self._command, variables), who)
         self.code = None
-        self.look = self._actor.look.remote(_LOOK_SECONDS)
+        self.look = self.actor.look.remote(_LOOK_SECONDS)
 
     def take_note(self) -> None:
         """Keep what it has written; whether it has ended."""
@@ -164,19 +173,15 @@ class _RemoteChild:
             data, code, age = self._nodes.ray.get(self.look)
         except self._nodes.ray.exceptions.RayActorError:  # its actor or its node was lost
             data, code, age = b"", -signal.SIGKILL, 0.0
-            self._actor = None
+            self.actor = None
         with self.log.open("ab") as file:
             file.write(data)
         self.code, self.ended = code, time.monotonic() - age
-        self.look = None if self._actor is None or code is not None else self._actor.look.remote(_LOOK_SECONDS)
+        self.look = None if self.actor is None or code is not None else self.actor.look.remote(_LOOK_SECONDS)
 
     def tell(self, number: signal.Signals) -> None:
-        if self.look is not None and self._actor is not None:
-            self._actor.tell.remote(int(number))
-
-    def close(self) -> None:
-        if self._actor is not None:
-            self._nodes.ray.kill(self._actor)
+        if self.look is not None and self.actor is not None:
+            self.actor.tell.remote(int(number))
 
     def _check_place(self, endpoint: str, variables: Mapping[str, str], who: str) -> None:
         """The others know where a server was: a new one somewhere else would wait for them in vain."""
@@ -218,6 +223,10 @@ class _Host:
             data = file.read(_CHUNK)
         self._shown += len(data)
         return data, code if len(data) < _CHUNK else None, age
+
+    def close(self) -> None:
+        self._processes.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def tell(self, number: int) -> None:
         if self._child is not None:

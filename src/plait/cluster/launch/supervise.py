@@ -124,8 +124,11 @@ class Supervisor:
 
     def _end(self, children: Sequence[Child]) -> None:
         asked = self._stopped()
-        hurry = lambda: self._stopped() > max(asked, 1)  # noqa: E731 - asked twice: no grace
-        for child in end(children, GRACE_SECONDS, wait=self._wait, hurry=hurry):
+
+        def asked_twice() -> bool:
+            return self._stopped() > max(asked, 1)
+
+        for child in end(children, GRACE_SECONDS, wait=self._wait, hurry=asked_twice):
             self._say(f"plait launch: {child.kind} {child.index} could not be killed: it hangs in a call of the system")
 
     def _running(self) -> list[Child]:

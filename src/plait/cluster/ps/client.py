@@ -231,11 +231,13 @@ class Heartbeat:
         self.notices: dict[int, Any] = {}
         """The last notice of each server."""
         self._secret = os.environ.get("PLAIT_SECRET") if secret is None else secret
+        self._lock = threading.Lock()
         self._silent = [0.0] * len(self.endpoints)
-        self._known: dict[int, str] = {}
-        self._found: dict[int, str] = {}
+        self._incarnations: dict[int, tuple[str, str]] = {}  # the first that was heard of, and the last
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        for endpoint in self.endpoints:
+            address(endpoint)  # a wrong one is said here, not in the thread
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="plait-heartbeat", daemon=True)
@@ -254,14 +256,21 @@ class Heartbeat:
                     f"server {server} ({endpoint}) has not answered for {self._silent[server]:.1f} s; "
                     f"{self.limit:g} s are allowed"
                 )
-            if self._found.get(server) != self._known.get(server):
+            first, last = self._incarnations.get(server, ("", ""))
+            if first != last:
                 raise UnavailableError(f"server {server} ({endpoint}) was started again")
 
     def reset(self) -> None:
         """Take the servers for new: what they were before is forgotten, their silence counts from now."""
-        self._silent = [0.0] * len(self.endpoints)
-        self._known.clear()
-        self._found.clear()
+        with self._lock:
+            self._silent = [0.0] * len(self.endpoints)
+            self._incarnations = {}
+
+    def expect(self, server: int, incarnation: str) -> None:
+        """The server is the one that answered just now; another in its place is noticed."""
+        with self._lock:
+            self._silent[server] = 0.0
+            self._incarnations[server] = (incarnation, incarnation)
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -271,8 +280,9 @@ class Heartbeat:
             while not self._stopping.wait(self.interval / 8):
                 now = time.monotonic()
                 for server, socket in enumerate(sockets):
-                    self._silent[server] += min(now - before, self.interval)
-                    self._take(server, socket)
+                    with self._lock:
+                        self._silent[server] += min(now - before, self.interval)
+                        self._take(server, socket)
                 before = now
                 if now >= due:
                     number, due = number + 1, now + self.interval
@@ -293,8 +303,8 @@ class Heartbeat:
             if message.kind == "reply":
                 self._silent[server] = 0.0
                 self.notices[server] = message.head.get("notice")
-                self._found[server] = str(message.head.get("incarnation"))
-                self._known.setdefault(server, self._found[server])
+                found = str(message.head.get("incarnation"))
+                self._incarnations[server] = (self._incarnations.get(server, (found, found))[0], found)
 
 
 def _dealer(context: _Context, endpoint: str, secret: str | None) -> zmq.Socket[bytes]:

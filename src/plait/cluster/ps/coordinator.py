@@ -69,6 +69,8 @@ class Coordinator:
         self._finished: set[int] = set()
         self._open: dict[str, _Gather] = {}
         self._results: dict[str, _Result] = {}
+        self._kept: dict[str, _Result] = {}
+        """Gathers that a member which was started again may come to once more, by their names."""
 
     def beat(self, worker: int, incarnation: str) -> None:
         """`worker` lives. Another incarnation than before: it was started again, and waits for nothing yet."""
@@ -94,9 +96,10 @@ class Coordinator:
         self._finished.add(worker)
         self._end_hopeless()
 
-    def finished(self) -> bool:
-        """Whether all workers have said goodbye."""
-        return self._finished.issuperset(range(self.workers))
+    def finished(self, besides: int | None = None) -> bool:
+        """Whether all workers have said goodbye; or, if there are any, all others."""
+        others = set(range(self.workers)) - {besides}
+        return bool(others) and self._finished.issuperset(others)
 
     def gather(self, request: Request) -> None:
         """Take one member's value; when all are here, answer each of them with all values, in the members' order.
@@ -105,6 +108,10 @@ class Coordinator:
         `incarnation`, if it has one.
         """
         group, member, came = self._read(request)
+        kept = self._kept.get(request.head["name"])
+        if kept is not None:
+            request.reply(kept.head, kept.tensors)
+            return
         last = self._results.get(group)
         if last is not None and member in last.members and last.members[member][0] == came.incarnation:
             done = last.members[member][1]
@@ -164,7 +171,9 @@ class Coordinator:
         }
         tensors = [tensor for came in ordered for tensor in came.request.tensors]
         members = {member: (came.incarnation, came.round) for member, came in gather.came.items()}
-        self._results[group] = _Result(members, head, tensors)
+        result = self._results[group] = _Result(members, head, tensors)
+        if all(came.request.head.get("keep") for came in ordered):
+            self._kept[gather.name] = result
         for came in ordered:
             try:
                 came.request.reply(head, tensors)
@@ -243,8 +252,11 @@ class ServedControl:
         self._rounds = dict.fromkeys(GROUPS, 0)
         self._closed = False
 
-    def gather(self, name: str, value: Any, *, everyone: bool = False) -> list[Any]:
-        """Every worker's value, with `everyone` the servers' after them, when all have called it."""
+    def gather(self, name: str, value: Any, *, everyone: bool = False, keep: bool = False) -> list[Any]:
+        """Every worker's value, with `everyone` the servers' after them, when all have called it.
+
+        With `keep`, `name` is used once, and a member that was started again, and comes to it again, gets the same.
+        """
         group = "all" if everyone else "workers"
         if self._member >= self._workers and not everyone:
             raise ClusterError(f"gather {name!r} is for workers, and this is a server: write everyone=True")
@@ -256,6 +268,7 @@ class ServedControl:
             "round": self._rounds[group],
             "incarnation": self._incarnation,
             "timeout": self._timeout,
+            "keep": keep,
             "value": _pack(value, tensors, name),
         }
         self._rounds[group] += 1

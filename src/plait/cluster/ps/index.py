@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from plait.errors import ClusterError
 
-__all__ = ["Index", "mix", "reserve"]
+__all__ = ["Index", "mix", "physical_memory", "reserve"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it since 3.13
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python names it since 3.13
+_MOST_ADDRESSES = 2**40
+_LEAST_ADDRESSES = 2**26
 _EMPTY = np.int32(-1)
 _FIRST_BITS = 10
 _MAX_SLOTS = 2**31 - 1
@@ -46,22 +49,33 @@ def reserve(rows: int | None, width: int, dtype: torch.dtype) -> Tensor:
     So a table grows in place: the addresses are there from the start, the memory comes page by page.
     """
     row = width * dtype.itemsize
-    size = rows * row if rows is not None else _physical_memory() // row * row
-    if size == 0:
-        return torch.zeros(rows or 0, width, dtype=dtype)
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-    except (OSError, ValueError, OverflowError) as error:
+    if rows == 0:
+        return torch.zeros(0, width, dtype=dtype)
+    size = rows * row if rows is not None else min(physical_memory(), _MOST_ADDRESSES) // row * row
+    memory = _map(size)
+    while memory is None and rows is None and size >= _LEAST_ADDRESSES:  # many tables, or a limit set for the process
+        size = size // 2 // row * row
+        memory = _map(size)
+    if memory is None:
         raise ClusterError(
-            f"this machine does not give {size} bytes of address space ({error}): use more servers, or raise ulimit -v"
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)  # rows are looked up all over the table: fewer, larger pages
+            f"this machine does not give {size} bytes of address space: use more servers, or raise ulimit -v"
+        )
     return torch.frombuffer(memory, dtype=dtype).view(-1, width)
 
 
-def _physical_memory() -> int:
+def _map(size: int) -> mmap.mmap | None:
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    except (OSError, ValueError, OverflowError):
+        return None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)  # rows are looked up all over the table: fewer, larger pages
+    return memory
+
+
+def physical_memory() -> int:
+    """Bytes of memory that the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -95,7 +95,9 @@ KINDS: dict[str, Kind] = {
     "Adam": Kind(torch.optim.Adam, torch.optim.Adam, _adam_slots, foreach=True),
     "AdamW": Kind(torch.optim.AdamW, torch.optim.AdamW, _adam_slots, foreach=True),
     "Adagrad": Kind(torch.optim.Adagrad, torch.optim.Adagrad, _adagrad_slots, foreach=True),
-    "Adadelta": Kind(torch.optim.Adadelta, torch.optim.Adadelta, lambda _: _zeros("square_avg", "acc_delta"), foreach=True),
+    "Adadelta": Kind(
+        torch.optim.Adadelta, torch.optim.Adadelta, lambda _: _zeros("square_avg", "acc_delta"), foreach=True
+    ),
     "RMSprop": Kind(torch.optim.RMSprop, torch.optim.RMSprop, _rmsprop_slots, foreach=True),
     "Adamax": Kind(torch.optim.Adamax, torch.optim.Adamax, lambda _: _zeros("exp_avg", "exp_inf")),
     "NAdam": Kind(torch.optim.NAdam, torch.optim.NAdam, lambda _: _zeros("exp_avg", "exp_avg_sq", mu_product=1.0)),
@@ -146,9 +148,7 @@ def _json(kind: str, key: str, value: Any) -> Any:
 
 def make(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     """The optimizer that `spec` describes, over `params`. Only what KINDS lists is ever made."""
-    kind = KINDS.get(spec.kind)
-    if kind is None:
-        raise ClusterError(f"there is no optimizer {spec.kind!r:.120}: servers apply {', '.join(KINDS)}")
+    kind = _kind(spec)
     takes = [name for name in inspect.signature(kind.of).parameters if name not in _LEFT_OUT]
     unknown = [key for key in spec.options if key not in takes]
     if unknown:
@@ -166,6 +166,12 @@ def make(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
         raise ClusterError(f"the optimizer {spec.kind} refuses its options {spec.options!r:.400}: {error}") from error
 
 
+def _kind(spec: OptimizerSpec) -> Kind:
+    if spec.kind not in KINDS:
+        raise ClusterError(f"there is no optimizer {spec.kind!r:.120}: servers apply {', '.join(KINDS)}")
+    return KINDS[spec.kind]
+
+
 def _fits(default: Any, value: Any) -> bool:
     """Whether an option is of the kind that the optimizer takes there; torch itself finds out at the first step."""
     if isinstance(default, tuple):
@@ -177,4 +183,4 @@ def _fits(default: Any, value: Any) -> bool:
 
 def start_values(spec: OptimizerSpec) -> Slots:
     """The state of a variable, or of a row, that has not moved yet."""
-    return SLOTS[spec.kind](spec.options)
+    return _kind(spec).slots(spec.options)

@@ -137,6 +137,9 @@ class Server:
     def _join(self, request: Request) -> None:
         """A worker is here. In sync mode all have to be, and then a new generation begins; else it goes on as it is."""
         worker = _whole(request, "worker", self.workers)
+        if self.coordinator.finished(besides=worker):
+            request.refuse("all other workers have finished", "finished")
+            return
         if request.head.get("mode") != "sync":
             request.reply({"generation": max(self.generation, 1)})
             return
@@ -174,6 +177,7 @@ class Server:
                 "dropped": self.dropped,
                 "mode": self.mode,
                 "incarnation": self.incarnation,
+                "broken": self.broken,
             }
         )
 

@@ -42,7 +42,10 @@ TICK = 0.1
 BATCH = 64
 """Requests between two looks at the clock, at most."""
 QUEUED = 64
-"""Messages that wait for one peer, at most; a peer that reads nothing loses the others."""
+"""Requests of one peer that are under way, at most."""
+ANSWERS = 4 * QUEUED
+"""Answers that wait for one peer, at most; a peer that reads nothing loses the others. ZeroMQ counts what was read in
+steps of half of this, so less than twice QUEUED would lose answers of peers that do read."""
 MAX_BYTES = 2**31
 """Of one message."""
 PING_SECONDS = 5
@@ -113,6 +116,7 @@ class Service:
         self._max_bytes = max_bytes
         self._ended = threading.Event()
         self._stopping = False
+        self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
         secret = os.environ.get("PLAIT_SECRET") if secret is None else secret
         self._context = zmq.Context()
@@ -121,6 +125,7 @@ class Service:
         self._socket = self._context.socket(zmq.ROUTER)
         try:
             set_options(self._socket)
+            self._socket.sndhwm = ANSWERS
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
             if secret:
@@ -148,8 +153,11 @@ class Service:
             self._thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the loop has ended, after at most `timeout` seconds."""
-        return self._ended.wait(timeout)
+        """Whether the loop has ended, after at most `timeout` seconds; ClusterError if it ended by a mistake."""
+        ended = self._ended.wait(timeout)
+        if self._failure is not None:
+            raise ClusterError(f"the server's loop at {self.endpoint} broke: {self._failure!r}") from self._failure
+        return ended
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -168,8 +176,8 @@ class Service:
                 if self._tick is not None and now - ticked >= TICK:
                     ticked = now
                     self._guarded(self._tick, now)
-        except Exception:
-            log.exception("the server's loop at %s ended", self.endpoint)
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
+            self._failure = error
         finally:
             self._close(linger=1000)
 
@@ -196,11 +204,12 @@ class Service:
         request = Request(self, peer, message.kind, message.head, message.tensors, message.number)
         try:
             self._handle(request)
+        except PlaitError as error:  # the peer asked for what cannot be, and is told
+            log.warning("%s: a request %r is refused: %s", self.endpoint, message.kind, error)
+            _refuse(request, str(error))
         except Exception as error:
             log.exception("%s: a request %r failed", self.endpoint, message.kind)
-            if not request.answered:
-                text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-                request.refuse(text, "error")
+            _refuse(request, f"{type(error).__name__}: {error}")
 
     def _guarded(self, call: Callable[[float], None], now: float) -> None:
         try:
@@ -241,10 +250,16 @@ class Service:
         self._ended.set()
 
 
+def _refuse(request: Request, text: str) -> None:
+    if not request.answered:
+        request.refuse(text, "error")
+
+
 def set_options(peer: zmq.Socket[bytes]) -> None:
     """What both ends have in common: bounded queues, no waiting at the end, a look at silent peers."""
     peer.linger = 0
     peer.sndhwm = peer.rcvhwm = QUEUED
+    peer.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
     peer.setsockopt(zmq.HEARTBEAT_IVL, PING_SECONDS * 1000)
     peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_SECONDS * 1000)
     peer.setsockopt(zmq.HEARTBEAT_TTL, SILENT_SECONDS * 1000)

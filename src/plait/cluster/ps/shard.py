@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from plait.cluster.ps import rules
+from plait.cluster.ps.index import physical_memory
 from plait.cluster.ps.placement import Group, Placement
 from plait.cluster.ps.shard_files import Saved, ShardState, open_shards, slots_of, write_shard
-from plait.cluster.ps.spec import ModelSpec
-from plait.cluster.ps.table import Table
+from plait.cluster.ps.spec import DTYPES, ModelSpec, TableSpec, VariableSpec
+from plait.cluster.ps.table import Table, rows_here
 from plait.errors import ClusterError
 
 __all__ = ["Push", "Shard"]
@@ -45,6 +47,7 @@ class Shard:
         self.version = 0
         """Steps applied."""
         self.placement = Placement(spec, servers)
+        self._check_memory()
         self._groups = self.placement.groups(index)
         self._flats = [torch.zeros(group.size, dtype=group.dtype) for group in self._groups]
         self._views = {
@@ -117,7 +120,7 @@ class Shard:
             server=self.index,
             servers=self.servers,
             version=self.version,
-            extra=dict(extra or {}),
+            extra=deepcopy(extra or {}),
             scalars=self._scalars(),
             tensors={name: tensor.clone() if copy else tensor for name, tensor in self._tensors().items()},
         )
@@ -200,6 +203,26 @@ class Shard:
             optimizer = self._optimizers[variable.optimizer or 0]
             for slot, value in optimizer.state.get(parameter, {}).items() if optimizer else ():
                 yield variable.name, slot, value
+
+    def _check_memory(self) -> None:
+        """The spec may come from a peer: what could never fit is refused before memory is taken."""
+        sizes = [
+            (self.spec.variables[number], stop - start) for number, start, stop in self.placement.slices(self.index)
+        ]
+        held: list[tuple[VariableSpec | TableSpec, int]] = [
+            *sizes,
+            *((table, (rows_here(table, self.index, self.servers) or 0) * table.dim) for table in self.spec.tables),
+        ]
+        needed = sum(size * DTYPES[item.dtype].itemsize * self._copies(item.optimizer) for item, size in held)
+        if needed > physical_memory():
+            raise ClusterError(
+                f"server {self.index} of {self.servers} would need {needed} bytes, this machine has "
+                f"{physical_memory()}: use more servers"
+            )
+
+    def _copies(self, optimizer: int | None) -> int:
+        """Numbers kept for each element: itself and its state."""
+        return 1 + (0 if optimizer is None else len(rules.start_values(self.spec.optimizers[optimizer]).rows))
 
     def _make_optimizer(self, number: int) -> Optimizer | None:
         variables = self.spec.variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import time
 import uuid
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Served"]
 
+log = logging.getLogger("plait")
+
 ROWS_AT_ONCE = 1 << 16
 """Rows of a table in one message."""
 LIMIT = 5.0
 """Seconds of silence after which a process is taken for dead."""
+MAX_JOINS = 20
 UNDER_WAY = 1
 """Pushes that an asynchronous worker does not wait for."""
 
@@ -129,7 +133,14 @@ class Served:
 
     def prepare(self, model: Model) -> None:
         self._describe(model)
-        self._join()
+        for _ in range(MAX_JOINS):
+            try:
+                self._join()
+            except (AbortedError, UnavailableError) as error:  # another was lost in the meantime
+                log.warning("%s; joining again", error)
+            else:
+                return
+        raise ClusterError(f"worker {self.worker_id} tried {MAX_JOINS} times to join, and each time one was lost")
 
     def close(self) -> None:
         """Say goodbye to every server; they end when everybody has."""
@@ -179,15 +190,17 @@ class Served:
 
     def _join(self) -> None:
         """Be a worker of this generation; the chief makes the servers ready that are not."""
+        self._await_servers()
         head = {
             "worker": self.worker_id,
             "incarnation": self._incarnation,
             "generation": self.generation,
             "mode": self.mode,
         }
-        answer = self._connections[0].send("join", head).wait(self.settings.timeout + LIMIT)
+        answer = self._joined(head)
         self.generation = int(answer.head["generation"])
-        self._gathers = 0
+        if self.in_step:
+            self._gathers = 0
         self._asked.clear()
         self._under_way.clear()
         self.gradients = Gradients()
@@ -203,16 +216,24 @@ class Served:
             for server in range(len(self._connections)):
                 self._make_ready(server)
         self._await_ready()
-        if self._heartbeat is not None:
-            self._heartbeat.reset()
         if self.in_step:
             self._take_chiefs()
         self._pull_dense()
 
+    def _joined(self, head: dict[str, Any]) -> Message:
+        try:
+            pending = self._connections[0].send("join", head)
+            return pending.wait(self.settings.timeout + LIMIT, self._heartbeat.check if self._heartbeat else None)
+        except Refused as error:
+            if error.code != "finished":
+                raise
+            log.warning("worker %d was started again after all others had finished: nothing is left", self.worker_id)
+            self.close()
+            raise SystemExit(0) from None
+
     def _make_ready(self, server: int, load: str | None = None) -> None:
         """Begin a server that has not begun in this generation: with the chief's values, or what it last saved."""
-        connection = self._connections[server]
-        status = connection.request("status").head
+        status = self._ask_one(server, "status").head
         if status["ready"] and status["generation"] == self.generation and status["mode"] == self.mode:
             return
         _, flats = self._placement.pack(server, self._variables)
@@ -223,27 +244,32 @@ class Served:
             "replicas": self._replicas,
             "version": self._moves(),
         }
-        connection.request("begin", head, flats)
+        self._ask_one(server, "begin", head, flats)
         if load is not None:
-            connection.request("load", {"g": self.generation, "path": load})
+            self._ask_one(server, "load", {"g": self.generation, "path": load})
         else:
             self._send_rows(server)
-        connection.request("ready", {"g": self.generation})
+        self._ask_one(server, "ready", {"g": self.generation})
+
+    def _ask_one(
+        self, server: int, kind: str, head: dict[str, Any] | None = None, tensors: Sequence[Tensor] = ()
+    ) -> Message:
+        return self._answers([self._connections[server].send(kind, head, tensors)])[0]
 
     def _send_rows(self, server: int) -> None:
-        connection, count = self._connections[server], len(self._connections)
+        count = len(self._connections)
         for number, weight in enumerate(self._weights):
             values = weight.detach().cpu()
             for ids in _blocks(torch.arange(server, len(values), count)):
                 head = {"g": self.generation, "table": number}
-                connection.request("rows", head, [ids, values.index_select(0, ids)])
+                self._ask_one(server, "rows", head, [ids, values.index_select(0, ids)])
 
     def _await_ready(self) -> None:
         """Until the chief has made every server ready."""
         until = time.monotonic() + self.settings.timeout
-        for connection in self._connections:
+        for server, connection in enumerate(self._connections):
             while True:
-                status = connection.request("status").head
+                status = self._ask_one(server, "status").head
                 if status["ready"] and status["generation"] == self.generation:
                     break
                 if time.monotonic() > until:
@@ -289,33 +315,29 @@ class Served:
         if self.mode != "sync" or self._model is None:
             return
         try:
-            self._check_alive()
-            answers = [one.request("status").head for one in self._connections]
+            answers = [self._ask_one(server, "status").head for server in range(len(self._connections))]
         except (ClusterError, UnavailableError, AbortedError):
             answers = []
-        if answers and all(one["ready"] and one["generation"] == self.generation for one in answers):
-            broken = (self._heartbeat.notices.get(0) or {}).get("broken") if self._heartbeat is not None else None
-            if not broken:
-                return
-        self._await_servers()
-        self._join()
+        ours = [one["ready"] and one["generation"] == self.generation and not one["broken"] for one in answers]
+        if not ours or not all(ours):
+            self._join()
 
     def _await_servers(self) -> None:
         """Until every server answers again."""
         until = time.monotonic() + self.settings.timeout
-        for connection in self._connections:
+        for server, connection in enumerate(self._connections):
             connection.reset()
             while True:
                 pending = connection.send("status")
                 if pending.ready(1.0):
+                    if self._heartbeat is not None:
+                        self._heartbeat.expect(server, str(pending.result().head["incarnation"]))
                     break
                 connection.forget(pending)
                 if time.monotonic() > until:
                     raise ClusterError(
                         f"worker {self.worker_id} waited {self.settings.timeout:g} s for {connection.where} to be back"
                     )
-        if self._heartbeat is not None:
-            self._heartbeat.reset()
 
     # Data
 
@@ -545,7 +567,7 @@ class Served:
             return [value]
         self._gathers += 1
         try:
-            return self._control.gather(f"gather {self._gathers}", value)
+            return self._control.gather(f"gather {self._gathers}", value, keep=self.mode != "sync")
         except Refused as error:
             if error.code in ("stale", "dead"):
                 raise AbortedError(str(error)) from error
@@ -569,7 +591,11 @@ class Served:
     def barrier(self, name: str, interval: float) -> None:
         del interval, name
         self._drain()
-        self.gather(None)
+        try:
+            self.gather(None)
+        except Refused as error:
+            if error.code != "finished" or self.in_step:  # others were here before this worker was started again
+                raise
 
     def settle(self, model: Model) -> None:
         del model
@@ -588,14 +614,14 @@ class Served:
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         """The chief has the servers save what they hold; they write it while training goes on."""
         if self.worker_id != 0 or directory is None:
-            return {}
+            return {"gathers": self._gathers}
         self._drain()
         step = model.global_step.value
         name = f"servers-{step:012d}-{uuid.uuid4().hex[:8]}"
         path = str(Path(directory).absolute() / name)
         self._patient(lambda: self._save(path), lambda: self._save(path))
         self._pull_tables()
-        return {"servers": name}
+        return {"servers": name, "gathers": self._gathers}
 
     def _save(self, path: str) -> list[Message]:
         upto: dict[str, int] = {}
@@ -628,12 +654,14 @@ class Served:
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         """The servers take up what they saved with this checkpoint, unless they live and know better."""
         name = state.get("servers")
+        if not self.in_step:
+            self._gathers = int(state.get("gathers", 0))
         if name is not None and directory is not None:
             self._loaded = str(Path(directory).absolute() / name)
         if self.worker_id == 0 and self.mode == "sync":
-            for connection in self._connections:
+            for server in range(len(self._connections)):
                 if name is not None:
-                    connection.request("load", {"g": self.generation, "path": self._loaded})
+                    self._ask_one(server, "load", {"g": self.generation, "path": self._loaded})
         elif self.worker_id == 0:
             self._restore_apart(model)
         if self.in_step:
@@ -645,9 +673,9 @@ class Served:
         del model
         if self._loaded is None:
             return
-        for connection in self._connections:
-            if connection.request("status").head["version"] == 0:
-                connection.request("load", {"g": self.generation, "path": self._loaded})
+        for server in range(len(self._connections)):
+            if self._ask_one(server, "status").head["version"] == 0:
+                self._ask_one(server, "load", {"g": self.generation, "path": self._loaded})
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

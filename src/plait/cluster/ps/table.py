@@ -16,7 +16,7 @@ from plait.cluster.ps.index import Index, mix, reserve
 from plait.cluster.ps.spec import DTYPES, OptimizerSpec, TableSpec
 from plait.errors import ClusterError
 
-__all__ = ["Rows", "Table", "start_rows"]
+__all__ = ["Rows", "Table", "rows_here", "start_rows"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 
@@ -68,7 +68,7 @@ class Table:
     def __init__(self, spec: TableSpec, optimizer: OptimizerSpec | None, index: int = 0, servers: int = 1) -> None:
         self.spec = spec
         self._server, self._servers = index, servers
-        rows = None if spec.rows is None else max(0, -((index - spec.rows) // servers))
+        rows = rows_here(spec, index, servers)
         dtype = DTYPES[spec.dtype]
         start = rules.start_values(optimizer) if optimizer else rules.Slots({}, {})
         self.values = Rows(reserve(rows, spec.dim, dtype))
@@ -241,6 +241,11 @@ class _Rule:
         finally:
             parameter.data, parameter.grad = parameter.data[:0].clone(), None
             optimizer.state.clear()
+
+
+def rows_here(spec: TableSpec, index: int, servers: int) -> int | None:
+    """How many rows of a table of a fixed size live on one server."""
+    return None if spec.rows is None else max(0, -((index - spec.rows) // servers))
 
 
 def start_rows(spec: TableSpec, ids: Ids) -> Tensor:

@@ -162,7 +162,8 @@ def _tensor(spec: Any, frame: Buffer, kind: str, number: int) -> Tensor:
         raise WireError(f"{kind!r} has a tensor of {size} bytes, which is not its {spec[0]} {shape}", number)
     if size == 0:
         return _empty(shape, dtype, kind, number)
-    return _over(frame, dtype).view(shape)
+    flat = _over(frame, dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def _empty(shape: list[int], dtype: torch.dtype, kind: str, number: int) -> Tensor:
