@@ -177,25 +177,37 @@ def ways(net: nn.Module, x: Tensor, y: Tensor, group: Collective, local: Collect
 def train(model: str, rounds: int, group: Collective, local: Collective) -> list[dict[str, Any]]:
     make, steps = MODELS[model]
     net, x, y = make(group.worker_id)
-    found: dict[str, list[float]] = {}
+    prepared = ways(net, x, y, group, local)
+    speeds: dict[str, list[float]] = {name: [] for name in prepared}
+    loads: dict[str, list[float]] = {name: [] for name in prepared}
     for number in range(rounds + 1):
-        order = list(ways_of.items()) if number else list((ways_of := ways(net, x, y, group, local)).items())
-        for name, step in order if number % 2 else order[::-1]:
+        for name in prepared if number % 2 else reversed(prepared):
             group.barrier("block", 1.0)
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             for one in range(steps):
-                step(one)
-            taken = statistics.fmean(group.gather(time.perf_counter() - begun))
+                prepared[name](one)
+            mine = [time.perf_counter() - begun, time.process_time() - used]
+            wall, cpu = (statistics.fmean(both) for both in zip(*group.gather(mine), strict=True))
             if number:  # the first round warms up
-                found.setdefault(name, []).append(WORKERS * steps * len(x) / taken)
-    rows = []
-    for name in ways_of:
-        row = {"model": model, "way": name, "samples_per_s": round(statistics.median(found[name]), 1)}
-        for key, other in (("of_no_communication", "no communication"), ("of_ddp", "DDP")):
-            ratios = [one / base for one, base in zip(found[name], found[other], strict=True)]
-            row[key] = round(statistics.median(ratios), 3)
-        rows.append(row)
-    return rows
+                speeds[name].append(WORKERS * steps * len(x) / wall)
+                loads[name].append(cpu / steps)
+    return [row(model, name, speeds, loads) for name in prepared]
+
+
+def row(model: str, name: str, speeds: dict[str, list[float]], loads: dict[str, list[float]]) -> dict[str, Any]:
+    def of(figures: dict[str, list[float]], other: str) -> float:
+        pairs = zip(figures[name], figures[other], strict=True)
+        return round(statistics.median(one / base for one, base in pairs), 3)
+
+    return {
+        "model": model,
+        "way": name,
+        "samples_per_s": round(statistics.median(speeds[name]), 1),
+        "of_no_communication": of(speeds, "no communication"),
+        "of_ddp": of(speeds, "DDP"),
+        "cpu_ms_per_step": round(statistics.median(loads[name]) * 1e3, 2),
+        "cpu_of_no_communication": of(loads, "no communication"),
+    }
 
 
 # ---- bandwidth
@@ -307,11 +319,12 @@ def measure(rounds: int) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     console = Console(width=110)
     table = Table("network", "way", title="Two workers, one thread each")
-    for heading in ("samples/s", "of no communication", "of DDP"):
+    for heading in ("samples/s", "of none", "of DDP", "CPU ms a step", "of none"):
         table.add_column(heading, justify="right")
     for row in found["training"]:
         figures = f"{row['samples_per_s']:.0f}", f"{row['of_no_communication']:.3f}", f"{row['of_ddp']:.3f}"
-        table.add_row(row["model"], row["way"], *figures)
+        work = f"{row['cpu_ms_per_step']:.2f}", f"{row['cpu_of_no_communication']:.3f}"
+        table.add_row(row["model"], row["way"], *figures, *work)
     console.print(table)
     table = Table("size", "way", title="A mean over two workers, and a one-way push over loopback")
     for heading in ("us", "GB/s", "of raw socket"):

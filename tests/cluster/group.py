@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("group_program.py")
@@ -15,12 +14,10 @@ SECONDS = 100.0
 """How long a group may take altogether, on a busy machine."""
 
 
-def free_ports(count):
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def run_group(cases, workers=2, *, shared=True, indices=None, secrets=None, timeout=30.0, endings=None):
@@ -29,12 +26,12 @@ def run_group(cases, workers=2, *, shared=True, indices=None, secrets=None, time
     `endings` are the exit codes that are expected of the workers, when not all are 0.
     """
     indices = list(range(workers)) if indices is None else indices
-    ports = free_ports(len(cases))
+    port = free_port()
     processes = []
     try:
         for number, index in enumerate(indices):
             given = {
-                "cases": cases, "index": index, "workers": workers, "ports": ports, "shared": shared,
+                "cases": cases, "index": index, "workers": workers, "port": port, "shared": shared,
                 "timeout": timeout,
             }  # fmt: skip
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}

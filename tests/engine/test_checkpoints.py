@@ -23,10 +23,10 @@ class Counter:
         self.project = project
         self.bad = False
 
-    def capture(self):
+    def capture(self, directory=None):
         return {"step": self.global_step.value, "value": self.value, "project": self.project}
 
-    def restore(self, tree, project):
+    def restore(self, tree, project, directory=None):
         self.global_step.value = tree["step"]
         self.value.copy_(tree["value"])
         return project is None or tree["project"] == project
@@ -143,10 +143,10 @@ def test_restore_finds_nothing_in_an_empty_directory(opened):
 
 
 class OfAnotherModel(Counter):
-    def capture(self):
+    def capture(self, directory=None):
         return {**super().capture(), "global_step": self.global_step.value}
 
-    def restore(self, tree, project):
+    def restore(self, tree, project, directory=None):
         raise MismatchError("the weights differ")
 
 

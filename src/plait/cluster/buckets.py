@@ -119,7 +119,7 @@ class Plan:
         self._lacking = [len(bucket.places) for bucket in self._buckets]
         self._works: list[Any] = []
         self._sent: dict[int, tuple[int, int] | None] = {}
-        """What was sent, and which version of it."""
+        """Which version of what was sent early."""
 
     def arrived(self, place: int, gradient: Tensor | None) -> None:
         """A gradient is there, in the middle of the backward pass: send what is complete, in the order of buckets."""
@@ -128,7 +128,9 @@ class Plan:
         self._here[place] = gradient
         self._lacking[self._bucket_of[place]] -= 1
         while len(self._works) < len(self._buckets) and not self._lacking[len(self._works)]:
+            bucket = self._buckets[len(self._works)]
             self._send(self._here.get)
+            self._sent.update({sent: _version(self._here[sent]) for sent in bucket.places})
 
     @torch.no_grad()
     def _send(self, value_of: Callable[[int], Tensor | None]) -> None:
@@ -140,7 +142,6 @@ class Plan:
                 view.zero_()
             else:
                 view.copy_(value)
-                self._sent[place] = _version(value)
         self._works.append(self._owner.start(bucket.flat))
 
     def __call__(self, values: Values) -> dict[int, Tensor]:
@@ -168,8 +169,7 @@ class Plan:
 
     def _round(self, values: Values) -> tuple[set[int], bool]:
         """Send the rest and wait for all; who is missing everywhere, and whether somebody's values have changed."""
-        early = [place for bucket in self._buckets[: len(self._works)] for place in bucket.places]
-        changed = any(_version(values[place]) != self._sent.get(place) for place in early)
+        changed = any(_version(values[place]) != sent for place, sent in self._sent.items())
         self._send_rest(values.__getitem__)
         gone = [place for place, value in enumerate(values) if value is None]
         answers = self._owner.mesh.exchange("mean", struct.pack(f"<?{len(gone)}I", changed, *gone))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 from types import TracebackType
 from typing import Any
@@ -11,11 +12,15 @@ from plait.cluster.control import Control
 from plait.cluster.roles import Role, find_role
 from plait.cluster.settings import COLLECTIVE, Distributed
 from plait.engine.strategy import Local, Strategy
-from plait.errors import ConfigError
+from plait.errors import ClusterError, ConfigError
 
 __all__ = ["connected", "control_of", "from_environment", "strategy_of"]
 
-_open: dict[Role, Strategy] = {}
+GOODBYE_SECONDS = 2.0
+
+_open: dict[Role, tuple[Distributed, Strategy]] = {}
+"""What this process has joined."""
+_controls: dict[Role, Control] = {}
 
 
 def from_environment(replicas_to_aggregate: int | None = None) -> Strategy:
@@ -38,10 +43,18 @@ def strategy_of(role: Role, settings: Distributed) -> Strategy:
         raise ConfigError(f"mode='collective', but there are {role.servers} servers ({role.source}): start none")
     if not served and settings.mode not in ("auto", COLLECTIVE):
         raise ConfigError(f"mode={settings.mode!r} needs servers, and {role.source} names none: start some")
+    if role in _open and _open[role][0] == settings and not served:
+        return _open[role][1]
+    if role in _open and served:
+        raise ConfigError(
+            "this process has a model on the servers already: they hold one for each run; train the other in a script "
+            "of its own"
+        )
     if role in _open:
-        _open.pop(role).close()
+        _open.pop(role)[1].close()
+        _controls.pop(role, None)
     strategy = _made(role, settings)
-    _open[role] = strategy
+    _open[role] = (settings, strategy)
     _end_with_process()
     return strategy
 
@@ -57,8 +70,49 @@ def _made(role: Role, settings: Distributed) -> Strategy:
 
 
 def control_of(role: Role) -> Control:
-    """How role makers of this process talk to those of the others."""
-    raise NotImplementedError
+    """How role makers of this process talk to those of the others; one for a process."""
+    found = _controls.get(role)
+    if found is None:
+        found = _controls[role] = _served_control(role) if role.servers else _Among(strategy_of(role, Distributed()))
+        _end_with_process()
+    return found
+
+
+def _served_control(role: Role) -> Control:
+    from plait.cluster.ps import server  # noqa: PLC0415 - brings ZeroMQ
+    from plait.cluster.ps.client import Connection  # noqa: PLC0415 - same
+    from plait.cluster.ps.coordinator import ServedControl  # noqa: PLC0415 - same
+
+    if role.is_server:
+        server.start(role)
+    own = f"{role.kind} {role.index}"
+    connection = Connection(role.server_endpoints[0], name="server 0", own=own)
+    return ServedControl(connection, role.index + (role.workers if role.is_server else 0), role.workers)
+
+
+class _Among:
+    """The control of workers without servers."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def gather(self, name: str, value: Any, *, everyone: bool = False) -> list[Any]:
+        del name, everyone  # there are workers only
+        return self._strategy.gather(value)
+
+    def close(self) -> None:
+        self._strategy.close()
+
+
+def _say_goodbye(role: Role) -> None:
+    """Tell every server that this worker has finished: they end when all have."""
+    from plait.cluster.ps.client import Connection  # noqa: PLC0415 - brings ZeroMQ
+
+    for endpoint in role.server_endpoints:
+        connection = Connection(endpoint)
+        with contextlib.suppress(ClusterError):  # a server that is gone needs no goodbye
+            connection.send("bye", {"worker": role.index}).wait(GOODBYE_SECONDS)
+        connection.close()
 
 
 _ends: list[bool] = []
@@ -77,9 +131,13 @@ def _end_with_process() -> None:
         return before(kind, error, trace)
 
     def leave() -> None:
-        for strategy in _open.values():
-            if not failed:
-                strategy.close()
+        if failed:
+            return
+        for _, strategy in _open.values():
+            strategy.close()
+        for role in set(_controls) - set(_open):
+            if role.servers and role.is_worker:
+                _say_goodbye(role)
 
     sys.excepthook = note
     atexit.register(leave)

@@ -6,6 +6,7 @@ otherwise TCP. So a worker that dies is noticed at once, by everybody, and by it
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime as dt
 import hashlib
@@ -42,8 +43,16 @@ _LARGE = 1 << 20
 _FDS = socket.CMSG_SPACE(struct.calcsize("i")) if hasattr(socket, "CMSG_SPACE") else 0
 _HELLO = struct.Struct("<8sI16s")
 _MAGIC = b"plait-1\n"
+_SPIN = 100e-6
+"""Seconds to look for a message again and again before sleeping: to be woken takes several times as long as it does."""
 _STRANGER_SECONDS = 2.0
 """How long somebody who connects may take to say who it is."""
+
+
+_kept: dict[tuple[str, int], TCPStore] = {}
+"""The chief keeps a store for as long as its process lives: others may still need it, or come to meet again."""
+_meetings: collections.Counter[tuple[int, str, int]] = collections.Counter()
+"""How often this process, as which worker, has come to a place."""
 
 
 class Member(Protocol):
@@ -163,7 +172,7 @@ class Mesh:
         self._number = 0
         self._ended = ""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self._spin = 50e-6 if cores >= self.size else 0.0
+        self._spin = _SPIN if cores >= self.size else 0.0
 
     def exchange(
         self,
@@ -343,7 +352,8 @@ def _store(host: str, port: int, member: Member, timeout: float, until: float) -
             if not keeps:  # torch would wait several times as long as it is told to
                 _knock(host, port, until)
             left = dt.timedelta(seconds=max(0.1, until - time.monotonic()))
-            store = TCPStore(host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True)
+            store = _kept.get((host, port)) if keeps else None
+            store = store or TCPStore(host, port, None, keeps, left, wait_for_workers=False, multi_tenant=True)
             break
         except (OSError, RuntimeError) as error:
             early = isinstance(error, OSError) or "EADDRINUSE" in str(error)  # the group before may just be ending
@@ -355,9 +365,13 @@ def _store(host: str, port: int, member: Member, timeout: float, until: float) -
             raise ClusterError(
                 f"worker {member.index} cannot {what} at {host}:{port} within {timeout:g} s: {reason}"
             ) from error
+    if keeps:
+        _kept[host, port] = store
     store.set_timeout(dt.timedelta(seconds=timeout))
+    again = _meetings[member.index, host, port]
+    _meetings[member.index, host, port] += 1
     mark = hmac.digest(_secret(), f"plait/{member.restart}".encode(), "sha256").hex()[:32] if _secret() else "open"
-    return PrefixStore(f"plait/{member.restart}/{mark}", store)
+    return PrefixStore(f"plait/{member.restart}/{again}/{mark}", store)
 
 
 def _knock(host: str, port: int, until: float) -> None:

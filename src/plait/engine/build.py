@@ -50,9 +50,10 @@ def build(model: Model) -> None:
         for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
             stream.close()
         raise
+    names = {variable: name for name, variable in model.trainable_variables().items()}
     model.strategy.transform(model)
     for task in model.loss_fns:
-        _assign_optimizers(model, task, reached[task])
+        _assign_optimizers(model, task, {names[variable] for variable in reached[task] if variable in names})
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)
@@ -183,7 +184,7 @@ def _reached(loss: torch.Tensor) -> set[torch.Tensor]:
     return found
 
 
-def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor]) -> None:
+def _assign_optimizers(model: Model, task: str | None, reached: set[str]) -> None:
     if task not in model.opt_fns:
         argument = "" if task is None else f", task={task!r}"
         raise TaskError(
@@ -200,7 +201,7 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[torch.Tensor
     assignment = {make_optimizer(opt, pair[0]): (list(pair[0]), pair[1]) for opt, pair in given.items()}
     moved = {variable for opt in assignment for group in opt.param_groups for variable in group["params"]}
     named = model.trainable_variables()
-    left = [name for name, variable in named.items() if variable in reached and variable not in moved]
+    left = [name for name, variable in named.items() if name in reached and variable not in moved]
     if left and not isinstance(given, PartialAssignment):
         raise VariableError(
             f"variable {left[0]!r}{f' (and {len(left) - 1} more)' if left[1:] else ''} is moved by the loss of task "

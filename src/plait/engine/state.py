@@ -36,8 +36,8 @@ def capture(model: Model, directory: str | None = None) -> dict[str, Any]:
     Where workers take their steps together, all of them call this, and the chief's is for all; `directory` is where
     it will be saved.
     """
-    tree = _capture(model)
     strategy = model.strategy
+    tree = strategy.full(_capture(model))
     tree["worker_num"] = strategy.worker_num
     tree["cluster"] = strategy.capture(model, directory)
     if strategy.in_step:
@@ -90,6 +90,7 @@ def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True, di
     if strategy.in_step and positions:
         tree = {**tree, **tree["workers"][strategy.worker_id]}
     try:
+        tree = strategy.own(model, tree)
         _restore_learnt(model, tree)
         strategy.restore(model, tree.get("cluster", {}), directory)
         _restore_merged(model, tree.get("merged", {}))

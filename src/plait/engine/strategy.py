@@ -103,6 +103,12 @@ class Strategy(Protocol):
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         """What a checkpoint in `directory` needs of the cluster beside the chief's own state."""
 
+    def full(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree with whole tensors, where workers have parts of them; all workers call it."""
+
+    def own(self, model: Model, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The reverse, for the variables and optimizers of a checkpoint."""
+
     def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
         """Block, in any thread, until what `capture` gave is on disk."""
 
@@ -193,6 +199,13 @@ class Local:
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         del model, directory
         return {}
+
+    def full(self, tree: dict[str, Any]) -> dict[str, Any]:
+        return tree
+
+    def own(self, model: Model, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        del model
+        return tree
 
     def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
         pass

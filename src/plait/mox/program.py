@@ -15,6 +15,7 @@ from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
 from plait.engine.report import log
 from plait.engine.settings import GradientConfig, SessionConfig
+from plait.engine.strategy import Strategy
 from plait.engine.task import MODE, TaskScope
 from plait.errors import ConfigError, FunctionError, VariableError
 from plait.mox.flags import get_flag, selected
@@ -49,7 +50,7 @@ class Program:
         self.replica_specs: dict[str, list[ModelSpec]] = {}
         """The last ModelSpec of each replica, for each mode."""
 
-    def build(self, run_mode: str, inter_mode: str | None) -> Model:
+    def build(self, run_mode: str, inter_mode: str | None, strategy: Strategy | None = None) -> Model:
         """A compiled Model: the run mode and, if there is one, the inter mode."""
         model = self.model
         modes = {MODE.EVAL: inter_mode} if run_mode == ModeKeys.TRAIN else {MODE.EVAL: run_mode}
@@ -66,7 +67,7 @@ class Program:
             clip=get_flag("gradient_clip"),
             clip_type=get_flag("gradient_clip_type"),
         )
-        model.compile(session_config=SessionConfig(precision=precision), gradient=gradient)
+        model.compile(session_config=SessionConfig(precision=precision), gradient=gradient, strategy=strategy)
         shown = model.metric_states.get(TRAIN, {})
         if run_mode == ModeKeys.TRAIN and "loss" not in self.specs[run_mode].log_info:
             shown.pop("loss", None)  # the log shows what log_info says

@@ -15,6 +15,7 @@ from plait.engine.report import log, show_log
 from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.errors import ConfigError, MismatchError
 from plait.mox.flags import get_flag, selected
+from plait.mox.hosts import strategy_for
 from plait.mox.outputs import OutputHook
 from plait.mox.program import EVAL, TRAIN, Program
 from plait.mox.spec import ExportKeys, ModeKeys
@@ -73,9 +74,13 @@ def run(
     _check(input_fn, model_fn, output_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
-    show_log()  # what is said before the first step is for people, too
+    strategy = strategy_for(run_mode)
+    show_log(quiet=strategy is None or strategy.worker_id > 0)  # what is said before the first step is for people, too
+    if strategy is None:
+        log.info("%s is for the first worker, who has all variables: this one is done", run_mode)
+        return
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
-    model = program.build(run_mode, inter_mode)
+    model = program.build(run_mode, inter_mode, strategy)
     with _closed_on_error(model):
         _load(model, run_mode, log_dir, checkpoint_path)
         if export_model:
@@ -153,9 +158,6 @@ def _check(
         raise ConfigError(f"export_model={export_model!r}: write one of mox.ExportKeys, {', '.join(keys)}, or False")
     if fetch_strategy_fn is not None:
         raise ConfigError("fetch_strategy_fn is not supported: leave it out")
-    hosts = [host for host in get_flag("worker_hosts").split(",") if host]
-    if len(hosts) > 1 or get_flag("ps_hosts"):
-        raise ConfigError("several worker_hosts, and ps_hosts, need the cluster: this version has one worker")
     _check_numbers(num_gpus=get_flag("num_gpus"))
 
 

@@ -18,12 +18,14 @@ from plait.cluster.roles import Role
 from plait.cluster.settings import SERVED
 from plait.errors import ClusterError
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "Serving", "serve", "start"]
 
 log = logging.getLogger("plait")
 
 GRACE = 1.0
 """Seconds between the last goodbye and the end: answers are still under way."""
+SILENT_TIMES = 10
+"""A server ends when it has heard of nobody for so many timeouts."""
 CUT_SECONDS = 5.0
 """How long a save waits for pushes that other servers have got already."""
 
@@ -65,6 +67,8 @@ class Server:
         self.last: dict[int, int] = {}
         """The last step of each worker that was applied, where each is applied by itself."""
         self.stop: Callable[[], None] = lambda: None
+        self.model_dir: str | None = None
+        """What training begins with, unless the chief has a checkpoint loaded."""
         self._timeout = timeout
         self._ready = False
         self._replicas = role.workers
@@ -76,7 +80,7 @@ class Server:
         self._writing: dict[str, str | None] = {}
         """What became of each save: "" while it is written, None when it is on disk, or what went wrong."""
         self._ending: float | None = None
-        self._heard = time.monotonic()
+        self.heard = time.monotonic()
         self._handlers: Mapping[str, Callable[[Request], None]] = {
             "beat": self._beat,
             "begin": self._begin,
@@ -125,7 +129,7 @@ class Server:
 
     def _beat(self, request: Request) -> None:
         worker = _whole(request, "worker", self.workers + self.servers)
-        self._heard = time.monotonic()
+        self.heard = time.monotonic()
         self.coordinator.beat(worker, str(request.head.get("incarnation")))
         notice = {"generation": self.generation, "broken": self.broken, "ready": self._ready}
         request.reply({"incarnation": self.incarnation, "notice": notice})
@@ -208,6 +212,7 @@ class Server:
         request.reply()
 
     def _load(self, request: Request) -> None:
+        self.model_dir = None
         extras = self._of(request).load(Path(str(request.head.get("path"))))
         steps = [(int(worker), int(step)) for extra in extras for worker, step in extra.get("last", {}).items()]
         self.last = {worker: max(step for one, step in steps if one == worker) for worker, _ in steps}
@@ -215,7 +220,11 @@ class Server:
         request.reply({"version": self._of(request).version})
 
     def _make_ready(self, request: Request) -> None:
-        self._of(request)
+        shard = self._of(request)
+        if self.model_dir is not None:
+            version = shard.version
+            shard.load(Path(self.model_dir))
+            shard.version, self.model_dir = version, None
         self._ready = True
         request.reply()
 
@@ -415,16 +424,40 @@ def _whole_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def serve(role: Role, *, timeout: float = 60.0) -> None:
-    """Be server `role.index` until all workers have said goodbye; ClusterError if none is heard of any more."""
-    server = Server(role, timeout=timeout)
-    service = Service(role.server_endpoints[role.index], server.handle, tick=server.tick)
-    server.stop = service.stop
-    service.start()
+class Serving(NamedTuple):
+    """A server of this process, and the loop that it runs in."""
+
+    server: Server
+    service: Service
+
+
+_serving: dict[Role, Serving] = {}
+
+
+def start(role: Role, *, timeout: float = 60.0) -> Serving:
+    """Let this process answer as server `role.index`, from now on; once."""
+    found = _serving.get(role)
+    if found is None:
+        server = Server(role, timeout=timeout)
+        service = Service(role.server_endpoints[role.index], server.handle, tick=server.tick)
+        server.stop = service.stop
+        service.start()
+        found = _serving[role] = Serving(server, service)
+    return found
+
+
+def serve(role: Role, *, timeout: float = 60.0, model_dir: str | None = None) -> None:
+    """Be server `role.index` until all workers have said goodbye; ClusterError if none is heard of any more.
+
+    With `model_dir`, training begins with what servers saved there, however many they were.
+    """
+    server, service = start(role, timeout=timeout)
+    server.model_dir = model_dir
     try:
         while not service.wait(0.5):
-            silent = time.monotonic() - server._heard  # noqa: SLF001 - a friend
-            if silent > 10 * timeout:
+            silent = time.monotonic() - server.heard
+            if silent > SILENT_TIMES * timeout:
                 raise ClusterError(f"server {role.index} has not heard of any worker for {silent:.0f} s: it ends")
     finally:
         service.stop()
+        _serving.pop(role, None)

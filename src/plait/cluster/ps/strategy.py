@@ -147,7 +147,7 @@ class Served:
         if self._heartbeat is None:
             return
         with contextlib.suppress(ClusterError, UnavailableError):
-            self._drain()
+            self.settle_pushes()
         heartbeat, self._heartbeat = self._heartbeat, None
         pendings = [one.send("bye", {"worker": self.worker_id}) for one in self._connections]
         for pending in pendings:
@@ -545,7 +545,8 @@ class Served:
                     found[table].index_copy_(0, positions, got)
         drift.given(values, {table: (ids, found[table]) for table, (ids, _) in rows.items()})
 
-    def _drain(self) -> None:
+    def settle_pushes(self) -> None:
+        """Wait until everything that was sent is applied."""
         while self._under_way:
             self._take_oldest()
 
@@ -590,7 +591,7 @@ class Served:
 
     def barrier(self, name: str, interval: float) -> None:
         del interval, name
-        self._drain()
+        self.settle_pushes()
         try:
             self.gather(None)
         except Refused as error:
@@ -599,7 +600,7 @@ class Served:
 
     def settle(self, model: Model) -> None:
         del model
-        self._drain()
+        self.settle_pushes()
         self._exchange()
         self._pull_tables()
 
@@ -615,7 +616,7 @@ class Served:
         """The chief has the servers save what they hold; they write it while training goes on."""
         if self.worker_id != 0 or directory is None:
             return {"gathers": self._gathers}
-        self._drain()
+        self.settle_pushes()
         step = model.global_step.value
         name = f"servers-{step:012d}-{uuid.uuid4().hex[:8]}"
         path = str(Path(directory).absolute() / name)
@@ -632,6 +633,13 @@ class Served:
                     upto[worker] = max(step, upto.get(worker, -1))
         head = {"g": self.generation, "path": path, "upto": upto}
         return self._answers([one.send("save", head) for one in self._connections])
+
+    def full(self, tree: dict[str, Any]) -> dict[str, Any]:
+        return tree
+
+    def own(self, model: Model, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        del model
+        return tree
 
     def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
         name = state.get("servers")
