@@ -152,7 +152,7 @@ class TestSettings:
         [
             ("[checkpoint]\nkeep = 'all'", "keep='all': write a whole number above 0"),
             ("[fit]\nlog_step = 0", "log_step=0: write a whole number above 0"),
-            ("[cluster]\nworker_num = 2", "worker_num=2: this version trains in one process; write 1"),
+            ("[cluster]\nworker_num = 2", "worker_num=2, but this process is one of 1: .* `plait launch --workers 2 "),
             ("[checkpoint]\ndirectory = 'a'", "unknown keys directory: it takes dir"),
         ],
     )

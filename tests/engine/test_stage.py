@@ -12,8 +12,12 @@ import plait
 from plait import efl
 from plait.efl.stage import LoopStage, ModelBank
 from plait.engine.stage import CotrainStage, EvalStage, eval_loop, train_loop
+from plait.data.parts import OwnPart
+from plait.engine.strategy import Local
 from plait.errors import ConfigError, MismatchError, OutOfRangeError, StageError
-from plait.train import MonitoredSession
+from plait.train import MonitoredSession, SessionRunHook
+
+from .pair import together, workers
 
 SETTER = efl.optimizer_fn.optimizer_setter(functools.partial(torch.optim.SGD, lr=0.1))
 BATCHES = [{"x": torch.tensor([[float(i), 1.0]])} for i in range(3)]
@@ -265,3 +269,118 @@ class TestModelBank:
             after = {name: value.detach().clone() for name, value in model.variables().items()}
             config["a"]["path"] = tmp_path / "gone"
         assert not torch.equal(after["net/left/weight"], other[1]["net/left/weight"])
+
+
+class StopAt(SessionRunHook):
+    """Asks for a stop after so many runs."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def after_run(self, run_context, run_values):
+        self.left -= 1
+        if self.left == 0:
+            run_context.request_stop()
+
+
+def numbers(count):
+    return [{"x": torch.tensor([[float(i), 1.0]]) / 4} for i in range(count)]
+
+
+def one_worker(strategy, source, hook=None, tasks=(None,)):
+    torch.manual_seed(0)
+    model = efl.Model()
+    for task in tasks:
+
+        def loss_fn(model, sample, task=task):
+            model.add_metric("x", efl.metrics.mean(sample.x[:, 0]))
+            with plait.variable_scope("net", reuse=plait.AUTO_REUSE):
+                return plait.layer(f"fc_{task}", nn.Linear, 2, 1)(sample.x).square().mean()
+
+        model.input_fn(lambda model, mode: source, task=task)
+        model.loss_fn(loss_fn, task=task).eval_fn(loss_fn, task=task).optimizer_fn(SETTER, task=task)
+    model.compile(strategy=strategy)
+    if hook is not None:
+        model.add_hooks([hook], task=tasks[0])
+    return model
+
+
+def pair(*lengths, hooks=(None, None), merge=1, tasks=(None,), **source):
+    """Two models in step. One length: both share that many batches; two: each has its own."""
+    sources = [plait.data.SequenceSource(numbers(length), **source) for length in lengths]
+    sources = sources * 2 if len(sources) == 1 else [OwnPart(one) for one in sources]
+    return [
+        one_worker(worker, source, hook, tasks)
+        for worker, source, hook in zip(workers(2, merge), sources, hooks, strict=True)
+    ]
+
+
+def hook_of(who, step):
+    return [StopAt(step) if number == who else None for number in (0, 1)]
+
+
+def weights(model):
+    return torch.cat([value.detach().reshape(-1) for value in model.variables().values()])
+
+
+class TestTwoWorkers:
+    """Workers in step begin, stop and end their loops together."""
+
+    def ran(self, models, procedure):
+        together(models, lambda model: model.fit(procedure))
+        assert torch.equal(weights(models[0]), weights(models[1]))
+        return [model.global_step.value for model in models]
+
+    @pytest.mark.parametrize("lengths", [(2, 5), (5, 2)])
+    def test_when_the_data_of_one_ends_early_both_end(self, lengths):
+        assert self.ran(pair(*lengths), efl.procedure_fn.train()) == [2, 2]
+
+    def test_the_step_that_was_dropped_is_made_in_the_next_run(self):
+        models = pair(2, 3, num_epochs=2)
+        assert self.ran(models, efl.procedure_fn.train_and_eval(max_iter=2)) == [3, 3]
+        places = [model.streams[efl.TaskScope(efl.MODE.TRAIN)] for model in models]
+        assert [(place.epoch, place.position) for place in places] == [(1, 1), (1, 0)]
+
+    @pytest.mark.parametrize("merge", [1, 2])
+    @pytest.mark.parametrize("who", [0, 1])
+    def test_a_hook_of_one_stops_both_after_the_same_step(self, who, merge):
+        models = pair(20, hooks=hook_of(who, 2), merge=merge)
+        assert self.ran(models, efl.procedure_fn.train_and_eval(train_step=5, max_iter=2)) == [2, 2]
+        assert [len(model.history) for model in models] == [0, 0]
+
+    @pytest.mark.parametrize("who", [0, 1])
+    @pytest.mark.parametrize("limit", [{"train_step": 3}, {}])
+    def test_also_after_the_last_step_of_a_run(self, who, limit):
+        models = pair(6, hooks=hook_of(who, 3), num_epochs=3)
+        assert self.ran(models, efl.procedure_fn.train_and_eval(**limit)) == [3, 3]
+        assert [len(model.history) for model in models] == [0, 0]
+
+    def test_a_hook_of_an_evaluation_stops_both(self):
+        models = pair(6)
+        models[1].add_hooks([StopAt(2)], mode=efl.MODE.EVAL)
+        assert self.ran(models, efl.procedure_fn.train_and_eval(train_step=1, max_iter=4)) == [1, 1]
+        assert [len(model.history) for model in models] == [1, 1]
+
+    def test_passes_are_spent_together(self):
+        models = pair(2, 3, num_epochs=1)
+        assert self.ran(models, efl.procedure_fn.train_and_eval()) == [2, 2]
+        assert [len(model.history) for model in models] == [1, 1]
+
+    def test_a_pass_that_ends_between_two_moves_leaves_its_gradients_to_the_next(self):
+        models = pair(6, merge=2)
+        assert self.ran(models, efl.procedure_fn.train_and_eval(max_iter=2)) == [6, 6]
+        rows = [one["x"] for one in numbers(6)]
+        joined = [{"x": torch.cat(rows[start : start + 2])} for start in (0, 2, 4)]
+        alone = one_worker(Local(2), joined)
+        alone.fit(efl.procedure_fn.train_and_eval(max_iter=2))
+        assert torch.allclose(weights(models[0]), weights(alone))
+
+    def test_metrics_of_an_evaluation_are_those_of_all_data(self):
+        models = pair(5)
+        together(models, lambda model: model.fit(efl.procedure_fn.eval()))
+        assert [model.history[0]["metrics"]["x"] for model in models] == [0.5, 0.5]
+
+    def test_tasks_are_stopped_together_also_where_a_pass_ends(self):
+        for step in range(1, 9):
+            models = pair(6, hooks=hook_of(step % 2, step), tasks=("a", "b"))
+            assert len(set(self.ran(models, efl.procedure_fn.cotrain(max_iter=3)))) == 1

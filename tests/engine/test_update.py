@@ -11,8 +11,10 @@ from torch import nn
 from plait import efl
 from plait.engine.settings import GradientConfig
 from plait.engine.strategy import Local
-from plait.engine.update import clear_step
-from plait.errors import TaskError
+from plait.engine.update import LeftError, clear_step
+from plait.errors import ConfigError, TaskError
+
+from .pair import together, workers
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -34,20 +36,24 @@ def two_losses(first, second, x):
     return [hidden.square().mean(), second(hidden).square().mean()]
 
 
-def trained(losses, optimizers, strategy=None, gradient=None):
-    """Train in plait; `optimizers` are (factory, names of the nets)."""
+def compiled(strategy, losses=one_loss, optimizers=None, batches=BATCHES, gradient=None):
+    """A model of the two nets; `optimizers` are (factory, names of the nets)."""
     model = efl.Model()
     model.first, model.second = nets()
-    model.input_fn(lambda model, mode: [(x,) for x in BATCHES])
+    model.input_fn(lambda model, mode: [(x,) for x in batches])
     model.loss_fn(lambda model, sample: losses(model.first, model.second, sample[0]))
 
     def assign(model, task):
         return {
             factory(params := [p for name in names for p in getattr(model, name).parameters()]): (params, None)
-            for factory, names in optimizers
+            for factory, names in optimizers or ALL
         }
 
-    model.optimizer_fn(assign).compile(gradient=gradient, strategy=strategy)
+    return model.optimizer_fn(assign).compile(gradient=gradient, strategy=strategy)
+
+
+def trained(losses, optimizers, strategy=None, gradient=None):
+    model = compiled(strategy, losses, optimizers, gradient=gradient)
     model.fit(efl.procedure_fn.train())
     return model
 
@@ -121,7 +127,7 @@ class TestOneLoss:
 
     def test_workers_reduce_before_the_scale_is_taken_out(self):
         class Doubling(Local):
-            worker_num = 2
+            worker_num, in_step = 2, True
 
             def reduce_gradients(self, variables):
                 for variable in variables:
@@ -180,6 +186,101 @@ class TestSeveralLosses:
     def test_as_many_optimizers_as_losses(self):
         with pytest.raises(TaskError, match="2 losses and 1 optimizers: give one for each"):
             trained(two_losses, ALL)
+
+
+class TestGradientMerge:
+    """Variables move every so many steps, by the mean of the gradients until then."""
+
+    def by_hand(self, merge, scale=1.0, batches=BATCHES, finish=lambda parameters: None):
+        first, second = nets()
+        parameters = [*first.parameters(), *second.parameters()]
+        optimizer = MOMENTUM(parameters)
+        for number, x in enumerate(batches):
+            if number % merge == 0:
+                optimizer.zero_grad()
+            (one_loss(first, second, x) * scale).backward()
+            if number % merge == merge - 1:
+                for parameter in parameters:
+                    parameter.grad /= merge
+                    parameter.grad /= scale
+                finish(parameters)
+                optimizer.step()
+        return parameters
+
+    @pytest.mark.parametrize("merge", [2, 3, 5, 7])
+    def test_bit_for_bit(self, merge):
+        model = trained(one_loss, ALL, Local(merge))
+        assert equal(model, self.by_hand(merge))
+        assert model.global_step.value == 5
+
+    def test_the_mean_is_scaled_back_and_clipped(self):
+        clip = functools.partial(nn.utils.clip_grad_norm_, max_norm=0.1)
+        model = trained(one_loss, ALL, Local(2), GradientConfig(clip=0.1, loss_scale=8.0))
+        assert equal(model, self.by_hand(2, 8.0, finish=clip))
+
+    def test_it_equals_larger_batches(self):
+        model = trained(one_loss, ALL, Local(2))
+        joined = self.by_hand(1, batches=[torch.cat(BATCHES[:2]), torch.cat(BATCHES[2:4])])
+        assert all(torch.allclose(a, b) for a, b in zip(model.parameters(), joined, strict=True))
+
+    def test_the_loss_of_every_step_is_shown(self):
+        still = functools.partial(torch.optim.SGD, lr=0.0)
+        model = trained(one_loss, [(still, ("first", "second"))], Local(3))
+        expected = one_loss(*nets(), BATCHES[-1]).detach()
+        assert model.metric_values(efl.MODE.TRAIN)["loss"] == pytest.approx(float(expected))
+
+    def test_not_with_several_losses(self):
+        with pytest.raises(
+            ConfigError, match=r"gradient_merge with several losses \(task None\): leave it out, or add"
+        ):
+            trained(two_losses, TestSeveralLosses.SPLIT, Local(2))
+
+
+class TestTwoWorkers:
+    MANY = [torch.linspace(-1, 1, 8).reshape(4, 2) + step for step in range(9)]
+
+    def by_hand(self, batches, merge=1):
+        first, second = nets()
+        parameters = [*first.parameters(), *second.parameters()]
+        optimizer = MOMENTUM(parameters)
+        for number in range(len(batches) // (2 * merge)):
+            sums = []
+            for worker in (0, 1):
+                optimizer.zero_grad()
+                for x in batches[2 * merge * number + worker : 2 * merge * (number + 1) : 2]:
+                    one_loss(first, second, x).backward()
+                sums.append([parameter.grad / merge for parameter in parameters])
+            for parameter, *both in zip(parameters, *sums, strict=True):
+                parameter.grad = (both[0] + both[1]) / 2
+            optimizer.step()
+        return parameters
+
+    @pytest.mark.parametrize("merge", [1, 2])
+    def test_both_have_the_mean_of_all_gradients_bit_for_bit(self, merge):
+        models = [compiled(worker, batches=self.MANY) for worker in workers(2, merge)]
+        together(models, lambda model: model.fit(efl.procedure_fn.train()))
+        expected = self.by_hand(self.MANY, merge)
+        assert all(equal(model, expected) for model in models)
+        assert [model.global_step.value for model in models] == [4, 4]
+
+    def test_merging_workers_talk_only_when_variables_move(self):
+        pair = workers(2, 4)
+        together([compiled(worker, batches=self.MANY) for worker in pair], lambda m: m.fit(efl.procedure_fn.train(4)))
+        assert sum("gradients" in kind for kind in pair[0].meeting.kinds) == 1
+
+    def test_each_loss_is_reduced_by_itself(self):
+        pair = workers()
+        models = [compiled(worker, two_losses, TestSeveralLosses.SPLIT, self.MANY) for worker in pair]
+        together(models, lambda model: model.fit(efl.procedure_fn.train(2)))
+        assert torch.equal(models[0].second.weight, models[1].second.weight)
+        kinds = [kind for kind in pair[0].meeting.kinds if "gradients" in kind]
+        assert kinds == ["3 gradients"] * 4, "two variables and the flags, for each loss of each step"
+
+
+@pytest.mark.parametrize(("stop", "why"), [(True, "it was told to stop"), (False, "its data ended")])
+def test_a_worker_that_was_left_is_told_why(stop, why):
+    error = LeftError(stop=stop)
+    assert (str(error), error.stop) == (f"another worker has left the loop: {why}", stop)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from plait.cluster.embedding import SparseEmbedding
 from plait.cluster.roles import Role, find_role
 from plait.cluster.settings import Distributed
 from plait.engine.strategy import Strategy, set_default_strategy
 
-__all__ = ["Distributed", "Role", "find_role"]
+__all__ = ["Distributed", "Role", "SparseEmbedding", "find_role"]
 
 
 def _from_environment(replicas_to_aggregate: int | None = None) -> Strategy:

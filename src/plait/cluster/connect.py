@@ -11,7 +11,7 @@ from typing import Any
 from plait.cluster.control import Control
 from plait.cluster.roles import Role, find_role
 from plait.cluster.settings import COLLECTIVE, Distributed
-from plait.engine.strategy import Local, Strategy
+from plait.engine.strategy import Strategy
 from plait.errors import ClusterError, ConfigError
 
 __all__ = ["connected", "control_of", "from_environment", "strategy_of"]
@@ -37,7 +37,9 @@ def connected(settings: Distributed) -> Strategy:
 def strategy_of(role: Role, settings: Distributed) -> Strategy:
     """The strategy of a process with this role. A process is in one cluster, once."""
     if role.alone:
-        return Local(settings.gradient_merge)
+        from plait.cluster.alone import Alone  # noqa: PLC0415 - as below
+
+        return Alone(settings.gradient_merge)
     served = role.servers > 0
     if served and settings.mode == COLLECTIVE:
         raise ConfigError(f"mode='collective', but there are {role.servers} servers ({role.source}): start none")

@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from plait.cluster.embedding import Gradients, Rows, SparseEmbedding
+from plait.cluster.ps.spec import TableSpec
 from plait.data.sample import Sample
 from plait.data.sources import Source
 from plait.errors import ConfigError
+from plait.variables.store import variable_name
 
-__all__ = ["AheadSource", "Gradients", "Lookup", "replace_embeddings", "sparse_embeddings"]
+__all__ = ["AheadSource", "Embedding", "Lookup", "Tables", "described", "replace_embeddings", "sparse_embeddings"]
 
-Pull = Callable[[int, Tensor], Tensor]
-"""The rows of a table for 1-D ids."""
-
-
-class Gradients:
-    """What a backward pass left for each table: ids and their rows of gradients."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def add(self, table: int, ids: Tensor, rows: Tensor) -> None:
-        self._found.setdefault(table, []).append((ids, rows))
-
-    def take(self, scale: float) -> dict[int, tuple[Tensor, Tensor]]:
-        """All of it, times `scale`; nothing is left."""
-        found, self._found = self._found, {}
-        taken = {}
-        for table, parts in found.items():
-            ids, rows = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-            taken[table] = (ids, rows * scale if scale != 1 else rows)
-        return taken
-
-
-class _Rows(torch.autograd.Function):
-    """Rows as the result of a lookup in `weight`; their gradient goes to a `Gradients`, not into the weight's."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, rows: Tensor, ids: Tensor, table: int, gradients: Gradients) -> Tensor:
-        del weight
-        ctx.found = (table, ids, gradients)
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> Any:
-        table, ids, gradients = ctx.found
-        gradients.add(table, ids, outputs[0].contiguous())
-        return None, None, None, None, None
+Embedding: TypeAlias = "nn.Embedding | nn.EmbeddingBag | SparseEmbedding"
 
 
 class Tables(Protocol):
@@ -65,7 +32,7 @@ class Tables(Protocol):
 class Lookup:
     """The forward pass of an embedding whose rows are elsewhere."""
 
-    def __init__(self, module: nn.Embedding | nn.EmbeddingBag, table: int, tables: Tables) -> None:
+    def __init__(self, module: Embedding, table: int, tables: Tables) -> None:
         self.module = module
         self.table = table
         self._tables = tables
@@ -77,9 +44,11 @@ class Lookup:
         rows = self._tables.pull(self.table, flat, create=trains).to(self.module.weight.device)
         if not trains:
             return rows
-        found: Tensor = _Rows.apply(self.module.weight, rows, flat, self.table, self._tables.gradients)  # type: ignore[no-untyped-call] # torch leaves it unannotated
+        found: Tensor = Rows.apply(self.module.weight, rows, flat, self.table, self._tables.gradients)  # type: ignore[no-untyped-call] # torch leaves it unannotated
         padding = self.module.padding_idx
-        return found if padding is None else found.masked_fill((flat == padding)[:, None].to(found.device), 0.0)
+        if padding is None:
+            return found
+        return torch.where((flat == padding)[:, None].to(rows.device), rows, found)  # that row is not trained
 
 
 class EmbeddingLookup(Lookup):
@@ -107,27 +76,41 @@ class BagLookup(Lookup):
         )
 
 
-def replace_embeddings(model: nn.Module, tables: Tables) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+def replace_embeddings(model: nn.Module, tables: Tables) -> dict[str, Embedding]:
     """Let every embedding with `sparse=True` look its rows up in `tables`; returns them by their paths, in order."""
     found = sparse_embeddings(model)
     for number, module in enumerate(found.values()):
-        kind = EmbeddingLookup if isinstance(module, nn.Embedding) else BagLookup
-        module.forward = kind(module, number, tables)  # type: ignore[assignment] # only this object's
+        kind = BagLookup if isinstance(module, nn.EmbeddingBag) else EmbeddingLookup
+        module.forward = kind(module, number, tables)  # type: ignore[method-assign] # only this object's
     return found
 
 
-def sparse_embeddings(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+def sparse_embeddings(model: nn.Module) -> dict[str, Embedding]:
     """The embeddings whose gradients are rows, by their paths."""
-    found: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
+    found: dict[str, Embedding] = {}
     for path, module in model.named_modules():
+        if isinstance(module, SparseEmbedding):
+            found[path] = module
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or not module.sparse:
             continue
+        if isinstance(module, nn.EmbeddingBag) and module.padding_idx is not None:
+            raise ConfigError(f"EmbeddingBag {path!r} has a padding_idx, which servers do not know: leave it out")
         if module.max_norm is not None or module.scale_grad_by_freq:
             raise ConfigError(
                 f"embedding {path!r} has max_norm or scale_grad_by_freq, which servers do not know: leave them out"
             )
         found[path] = module
     return found
+
+
+def described(path: str, module: Embedding, optimizer: int | None) -> TableSpec:
+    """The table of an embedding, as those are told who hold it."""
+    name = variable_name(f"{path}.weight")
+    if isinstance(module, SparseEmbedding):
+        return module.table(name, optimizer)
+    rows, dim = module.weight.shape
+    dtype = str(module.weight.dtype).removeprefix("torch.")
+    return TableSpec(name=name, dim=dim, dtype=dtype, rows=rows, optimizer=optimizer)
 
 
 class AheadSource:

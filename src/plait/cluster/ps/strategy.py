@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import time
 import uuid
 from collections import deque
@@ -15,14 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from plait.cluster.alone import prune_shares
+from plait.cluster.embedding import Gradients, SparseEmbedding
 from plait.cluster.ps import rules
 from plait.cluster.ps.client import Connection, Heartbeat, Pending, Refused, wait_all
 from plait.cluster.ps.coordinator import ServedControl
 from plait.cluster.ps.geo import Drift
-from plait.cluster.ps.lookup import AheadSource, Gradients, replace_embeddings, sparse_embeddings
+from plait.cluster.ps.lookup import AheadSource, Embedding, described, replace_embeddings, sparse_embeddings
 from plait.cluster.ps.placement import Part, Placement
 from plait.cluster.ps.server import serve
-from plait.cluster.ps.spec import ModelSpec, OptimizerSpec, TableSpec, VariableSpec
+from plait.cluster.ps.spec import ModelSpec, OptimizerSpec, VariableSpec
 from plait.cluster.ps.wire import Message
 from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
@@ -33,8 +34,6 @@ from plait.data.sources import Source
 from plait.engine.strategy import HOW
 from plait.engine.update import LeftError
 from plait.errors import AbortedError, CheckpointError, ClusterError, ConfigError, UnavailableError
-from plait.variables.checkpoint import CheckpointDir
-from plait.variables.store import variable_name
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
@@ -87,6 +86,7 @@ class Served:
         self._spec = ModelSpec()
         self._placement = Placement(self._spec, 1)
         self._variables: list[Tensor] = []
+        self._embeddings: dict[str, Embedding] = {}
         self._weights: list[Tensor] = []
         """The embeddings of this worker; their values count only before the first step."""
         self._fields: dict[int, str | int] = {}
@@ -121,15 +121,10 @@ class Served:
         self._heartbeat.start()
 
     def transform(self, model: Model) -> None:
-        found = replace_embeddings(model, self) if self.mode != "geo" else sparse_embeddings(model)
-        names = [variable_name(f"{path}.weight") for path in found]
-        self._weights = [module.weight for module in found.values()]
-        self._spec = ModelSpec(
-            tables=tuple(
-                TableSpec(name=name, dim=int(w.shape[1]), dtype=_dtype(w), rows=int(w.shape[0]), optimizer=None)
-                for name, w in zip(names, self._weights, strict=True)
-            )
-        )
+        self._embeddings = replace_embeddings(model, self) if self.mode != "geo" else sparse_embeddings(model)
+        self._weights = [module.weight for module in self._embeddings.values()]
+        if self.mode == "geo" and any(isinstance(one, SparseEmbedding) for one in self._embeddings.values()):
+            raise ConfigError("SparseEmbedding in geo mode: each worker would need all rows; use another mode")
 
     def prepare(self, model: Model) -> None:
         self._describe(model)
@@ -172,18 +167,15 @@ class Served:
                         )
                     numbers[variable] = len(optimizers)
                 optimizers.append(spec)
-        tables = {weight for weight in self._weights if weight in numbers}
-        named = {name: value for name, value in model.variables().items() if value in numbers and value not in tables}
+        apart = set(self._weights)
+        named = {name: value for name, value in model.variables().items() if value in numbers and value not in apart}
         self._variables = list(named.values())
         variables = tuple(
             VariableSpec(name=name, shape=tuple(value.shape), dtype=_dtype(value), optimizer=numbers[value])
             for name, value in named.items()
         )
-        fixed = [
-            TableSpec(name=table.name, dim=table.dim, dtype=table.dtype, rows=table.rows, optimizer=numbers.get(weight))
-            for table, weight in zip(self._spec.tables, self._weights, strict=True)
-        ]
-        self._spec = ModelSpec(optimizers=tuple(optimizers), variables=variables, tables=tuple(fixed))
+        tables = tuple(described(path, module, numbers.get(module.weight)) for path, module in self._embeddings.items())
+        self._spec = ModelSpec(optimizers=tuple(optimizers), variables=variables, tables=tables)
         self._placement = Placement(self._spec, len(self._connections))
 
     # Membership
@@ -260,7 +252,7 @@ class Served:
         count = len(self._connections)
         for number, weight in enumerate(self._weights):
             values = weight.detach().cpu()
-            for ids in _blocks(torch.arange(server, len(values), count)):
+            for ids in _blocks(torch.arange(len(values))[server::count]):
                 head = {"g": self.generation, "table": number}
                 self._ask_one(server, "rows", head, [ids, values.index_select(0, ids)])
 
@@ -657,7 +649,7 @@ class Served:
             for connection in connections:
                 connection.close()
         self._loaded = str(where / name)
-        _prune(where)
+        prune_shares(where)
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         """The servers take up what they saved with this checkpoint, unless they live and know better."""
@@ -692,6 +684,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _blocks(ids: Tensor) -> Sequence[Tensor]:
     """In portions that one message may hold."""
+    if not len(ids):
+        return []
     return ids.tensor_split(max(1, -(-len(ids) // ROWS_AT_ONCE)))
 
 
@@ -717,11 +711,3 @@ def _await_saved(connection: Connection, path: str, seconds: float) -> None:
             raise CheckpointError(f"{connection.where} could not save its share in {path}: {answer['error']}")
         time.sleep(0.02)
     raise CheckpointError(f"{connection.where} has not saved its share in {path} after {seconds:g} s")
-
-
-def _prune(directory: Path) -> None:
-    """Remove the servers' shares of checkpoints that are there no more."""
-    kept = [info.step for info in CheckpointDir(directory).list()]
-    for share in sorted(directory.glob("servers-*")):
-        if kept and int(share.name.split("-")[1]) < min(kept):
-            shutil.rmtree(share, ignore_errors=True)
