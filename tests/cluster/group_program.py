@@ -200,6 +200,15 @@ def rows(group):
             expected.index_add_(0, torch.tensor([one, 5, 5]), torch.full((3, 2), step + 1.0))
         if not (table.grad.is_sparse and torch.allclose(table.grad.to_dense(), expected / count)):
             return str(table.grad)
+    late = nn.Parameter(torch.zeros(10, 2))  # of the same form, and its gradient is of rows only later, on one worker
+    for step in range(3):
+        late.grad = None
+        functional.embedding(torch.tensor([rank]), late, sparse=step > 0 and rank == 0).sum().backward()
+        group.reduce_gradients([late, other])
+        expected = torch.zeros(10, 2)
+        expected[:count] = 1 / count
+        if late.grad.is_sparse or not torch.allclose(late.grad, expected):
+            return str(late.grad)
     return torch.equal(other.grad, torch.ones(3))
 
 
@@ -237,6 +246,22 @@ def early(group):
         good.append(all(torch.allclose(p.grad, mean, rtol=1e-12) for p, mean in zip(parameters, means)))
         counts.append([sum(sent), len(sent)])
     return {"good": good, "counts": counts}
+
+
+@case
+def leaving(group):
+    """The last of a list is another tensor each time, as a message that goes along with the gradients is."""
+    parameters = some_parameters(3)
+    good = True
+    for step in range(4):
+        extra = torch.zeros(2)
+        alone = group.worker_id == 0 and step == 3
+        listed = [*parameters, extra if step < 1 or alone else kept]
+        kept = listed[-1]
+        means = grads(group, listed, lambda rank, place: True, step)
+        group.reduce_gradients(listed)
+        good &= as_expected(listed, means)
+    return good
 
 
 @case

@@ -7,7 +7,7 @@ import pytest
 from .group import run_group
 
 CASES = [
-    "parity", "uneven", "alternating", "layouts", "rows", "bf16", "merge", "local_sgd", "local_adam", "local_leave",
+    "parity", "uneven", "alternating", "layouts", "rows", "leaving", "bf16", "merge", "local_sgd", "local_adam", "local_leave",
     "adaptive", "trees", "broadcast", "calls", "nothing_left", "other_program", "other_model",
 ]  # fmt: skip
 
@@ -59,6 +59,10 @@ def test_any_dtype_and_layout(group):
 
 def test_gradients_of_rows_stay_rows(group):
     assert group.each("rows") == [True] * group.workers
+
+
+def test_a_message_that_goes_along_may_be_another_tensor_on_one_worker(group):
+    assert group.each("leaving") == [True] * group.workers
 
 
 def test_bf16_rounds_what_travels(group):

@@ -14,7 +14,7 @@ from plait.engine.strategy import Local
 from plait.engine.update import leave_step
 from plait.variables.tree import snapshot
 
-SECONDS = 10.0
+SECONDS = 5.0
 """How long one waits for the other."""
 
 

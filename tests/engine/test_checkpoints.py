@@ -9,6 +9,7 @@ import torch
 
 from plait.engine.checkpoints import Checkpoints
 from plait.engine.op import GlobalStep
+from plait.engine.strategy import Local
 from plait.errors import CheckpointError, MismatchError, NanLossError
 from plait.variables.checkpoint import CheckpointDir, verify
 from plait.version import __version__
@@ -227,3 +228,128 @@ def test_the_version_is_written_down(opened, tmp_path):
     checkpoints.save_first()
     checkpoints.wait()
     assert verify(CheckpointDir(tmp_path).list()[0].path).plait == __version__
+
+
+class InStep(Local):
+    """A worker in step with a chief who says `told`; what it is asked is noted."""
+
+    worker_num, in_step = 2, True
+
+    def __init__(self, worker_id=0, told=None):
+        super().__init__()
+        self.worker_id = worker_id
+        self.told = told
+        self.asked = []
+        self.is_whole = True
+        self.saved = []
+
+    def tell(self, value):
+        self.asked.append(value)
+        return value if self.told is None else self.told.pop(0)
+
+    def is_saver(self):
+        return self.worker_id == 0
+
+    def whole(self):
+        return self.is_whole
+
+    def rejoin(self):
+        self.asked.append("rejoin")
+
+    def durable(self, state, directory):
+        self.saved.append((state, directory))
+
+
+class Shared(Counter):
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy = strategy
+
+    def capture(self, directory=None):
+        self.captured = directory
+        return {**super().capture(), "cluster": {"servers": "here"}}
+
+
+class TestWorkersInStep:
+    def test_all_take_part_in_a_save_and_the_chief_writes(self, opened, steps, tmp_path):
+        worker = Shared(InStep(1))
+        run(opened(worker, save_steps=1), worker, 1)
+        assert (worker.captured, steps()) == (str(tmp_path), [])
+        chief = Shared(InStep(0))
+        checkpoints = opened(chief, save_steps=1)
+        run(checkpoints, chief, 1)
+        checkpoints.wait()
+        assert steps() == [1]
+        assert chief.strategy.saved == [({"servers": "here"}, str(tmp_path))]
+
+    def test_a_save_that_the_cluster_cannot_make_is_none(self, opened, steps):
+        class Full(InStep):
+            def durable(self, state, directory):
+                raise CheckpointError("server 1 could not save its share")
+
+        state = Shared(Full())
+        checkpoints = opened(state)
+        checkpoints.save()
+        with pytest.raises(CheckpointError, match="server 1 could not save its share"):
+            checkpoints.wait()
+        assert steps() == []
+
+    def test_nothing_is_saved_while_workers_have_different_variables(self, opened, steps):
+        state = Shared(InStep())
+        checkpoints = opened(state, save_steps=2)
+        state.strategy.is_whole = False
+        run(checkpoints, state, 3)
+        state.strategy.is_whole = True
+        run(checkpoints, state, 2)
+        checkpoints.wait()
+        assert steps() == [4]
+
+    def test_the_chiefs_clock_says_when_it_is_time(self, opened, monkeypatch):
+        monkeypatch.setattr("plait.engine.checkpoints.time.monotonic", lambda: 0.0)  # here, time stands still
+        state = Shared(InStep(1, told=[[False, 3], [True, 9]]))
+        checkpoints = opened(state, save_secs=60)
+        saved = []
+        monkeypatch.setattr(checkpoints, "save", lambda: saved.append(state.global_step.value))
+        run(checkpoints, state, 5)
+        assert saved == [3]
+        assert len(state.strategy.asked) == 2
+
+    def test_the_chief_looks_at_its_clock_now_and_then(self, opened, steps, monkeypatch):
+        state = Shared(InStep())
+        monkeypatch.setattr("plait.engine.checkpoints.time.monotonic", lambda: 0.01 * state.global_step.value)
+        checkpoints = opened(state, save_secs=2.0)
+        checkpoints.save_first()
+        run(checkpoints, state, 410)
+        checkpoints.wait()
+        found = steps()
+        assert [len(found), found[0]] == [3, 0]
+        assert all(200 <= after - before <= 220 for before, after in zip(found, found[1:], strict=False))
+        assert len(state.strategy.asked) < 60
+
+    def test_the_end_of_a_stage_is_saved_if_the_chief_says_so(self, opened, monkeypatch):
+        state = Shared(InStep(1, told=[False, True]))
+        checkpoints = opened(state)
+        saved = []
+        monkeypatch.setattr(checkpoints, "save", lambda: saved.append(True))
+        checkpoints.after_stage()
+        checkpoints.after_stage()
+        assert saved == [True]
+
+    def test_all_take_up_the_chiefs_checkpoint_as_members(self, opened, tmp_path):
+        chief = Shared(InStep(0))
+        checkpoints = opened(chief, save_steps=1)
+        run(checkpoints, chief, 2)
+        checkpoints.wait()
+        assert checkpoints.restore("one") is True
+        before, told = chief.strategy.asked[-2:]
+        assert before == "rejoin"
+        worker = Shared(InStep(1, told=[told]))
+        assert opened(worker).restore("one") is True
+        assert worker.global_step.value == 2
+        assert worker.strategy.asked == ["rejoin", None]
+
+    def test_workers_apart_each_read_their_own(self, opened):
+        strategy = InStep(0)
+        strategy.in_step = False
+        assert opened(Shared(strategy)).restore("one") is False
+        assert strategy.asked == ["rejoin"]

@@ -10,9 +10,9 @@ from torch import nn
 
 import plait
 from plait import efl
+from plait.data.parts import OwnPart
 from plait.efl.stage import LoopStage, ModelBank
 from plait.engine.stage import CotrainStage, EvalStage, eval_loop, train_loop
-from plait.data.parts import OwnPart
 from plait.engine.strategy import Local
 from plait.errors import ConfigError, MismatchError, OutOfRangeError, StageError
 from plait.train import MonitoredSession, SessionRunHook

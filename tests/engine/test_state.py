@@ -16,9 +16,12 @@ from plait import efl, mox
 from plait.efl import MODE
 from plait.engine.evaluation_hooks import scale_learning_rate
 from plait.engine.state import capture, restore
+from plait.engine.strategy import Local
 from plait.errors import CheckpointError, DataError, MismatchError
 from plait.train import SessionRunHook
 from plait.variables.tree import join_tree, snapshot, split_tree
+
+from .pair import together, workers
 
 ADAM = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.9))
 X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
@@ -40,7 +43,7 @@ class Patience(SessionRunHook):
         self.left = state["left"]
 
 
-def small(*, out=1, name="fc", opt=ADAM, rows=12, extra=()):
+def small(*, out=1, name="fc", opt=ADAM, rows=12, extra=(), strategy=None):
     model = efl.Model()
     model.hook = None
 
@@ -53,7 +56,7 @@ def small(*, out=1, name="fc", opt=ADAM, rows=12, extra=()):
     model.loss_fn(loss_fn).eval_fn(loss_fn).optimizer_fn(efl.optimizer_fn.optimizer_setter(opt))
     model.patience = Patience()
     model.add_hooks([model.patience])
-    return model.compile()
+    return model.compile(strategy=strategy)
 
 
 def taken(model):
@@ -231,3 +234,146 @@ def test_a_rate_that_a_hook_lowered_is_no_change_of_the_program(caplog):
         restore(again, tree)
     assert again.optimizers()[0].param_groups[0]["lr"] == lowered.optimizers()[0].param_groups[0]["lr"]
     assert not caplog.records
+
+
+class TestMergedGradients:
+    """A checkpoint between two moves of the variables."""
+
+    def test_they_come_back(self):
+        first, second = small(strategy=Local(4)), small(strategy=Local(4))
+        first.fit(efl.procedure_fn.train(6))
+        tree = taken(first)
+        for model in (first, second):
+            restore(model, snapshot(tree))
+            model.fit(efl.procedure_fn.train(3))
+        assert all(torch.equal(first.variables()[name], value) for name, value in second.variables().items())
+
+    def test_none_are_kept_after_a_move(self):
+        model = small(strategy=Local(2))
+        model.fit(efl.procedure_fn.train(2))
+        assert capture(model)["merged"] == {}
+        restore(model, taken(model))
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def test_rows_come_back_as_rows(self):
+        model = efl.Model()
+        model.table = nn.Embedding(4, 2, sparse=True)
+        model.input_fn(lambda model, mode: [{"x": torch.tensor([1, 3, 1])}] * 2)
+        model.loss_fn(lambda model, sample: model.table(sample.x).square().sum())
+        model.optimizer_fn(efl.optimizer_fn.optimizer_setter(SGD)).compile(strategy=Local(8))
+        model.fit(efl.procedure_fn.train())
+        before = model.table.weight.grad
+        restore(model, taken(model))
+        after = model.table.weight.grad
+        assert after.is_sparse
+        assert torch.equal(after._indices(), before._indices())
+        assert torch.equal(after.to_dense(), before.to_dense())
+
+    def test_another_project_starts_without_them(self):
+        first, second = small(strategy=Local(4)), small(strategy=Local(4))
+        first.fit(efl.procedure_fn.train(6))
+        restore(second, taken(first), positions=False)
+        assert all(parameter.grad is None for parameter in second.parameters())
+
+
+class Noting(Local):
+    """The second of two workers, with what a checkpoint asks of it."""
+
+    worker_id, worker_num, in_step = 1, 2, True
+
+    def __init__(self):
+        super().__init__()
+        self.chiefs = None
+        self.taken = []
+
+    def gather(self, value):
+        return snapshot([value if self.chiefs is None else self.chiefs, value])
+
+    def capture(self, model, directory):
+        return {"directory": directory}
+
+    def restore(self, model, state, directory):
+        self.taken.append((model, state, directory))
+
+
+class TestTwoWorkers:
+    def test_each_goes_on_with_what_is_its_own(self):
+        model = small(strategy=Noting())
+        model.batch_norm = nn.BatchNorm1d(2)
+        model.fit(efl.procedure_fn.train(3))
+        model.batch_norm.running_mean.fill_(1.0)
+        chiefs = snapshot(capture(small()))
+        model.strategy.chiefs = chiefs
+        tree, place = snapshot(capture(model)), model.streams[efl.TaskScope(MODE.TRAIN)].state_dict()
+        tree |= {name: chiefs[name] for name in ("metrics", "streams", "hooks", "random")}  # the chief's, for nobody
+        tree["variables"]["batch_norm/running_mean"] = torch.full([2], 3.0)
+        draws = drawn()
+        model.batch_norm.running_mean.fill_(5.0)
+        model.patience.left = 99
+        model.streams[efl.TaskScope(MODE.TRAIN)].load_state_dict({**place, "position": 0})
+        restore(model, tree)
+        assert drawn() == draws
+        assert model.streams[efl.TaskScope(MODE.TRAIN)].state_dict() == place
+        assert model.patience.left == 0
+        assert model.batch_norm.running_mean.tolist() == [1, 1]
+
+    def test_variables_are_the_chiefs(self):
+        model = small(strategy=Noting())
+        tree = snapshot(capture(model))
+        tree["variables"]["fc/weight"].fill_(7.0)
+        restore(model, tree)
+        assert model.variables()["fc/weight"].tolist() == [[7, 7]]
+
+    def test_the_strategy_saves_beside_it_and_takes_that_back(self):
+        model = small(strategy=Noting())
+        tree = snapshot(capture(model, "where"))
+        restore(model, tree, directory="there")
+        assert model.strategy.taken == [(model, {"directory": "where"}, "there")]
+
+    @pytest.mark.parametrize(("made_by", "now"), [(None, Noting()), (Noting(), None)])
+    def test_another_number_of_workers_cannot_go_on(self, made_by, now):
+        was, are = (1 if one is None else 2 for one in (made_by, now))
+        words = (
+            rf"made by {was} worker\(s\), there are {are} now, who would not know where in the data to go on: start as "
+            "many, or choose another project_name, which keeps the weights and starts the stages anew"
+        )
+        model = small(strategy=now)
+        before = weights(model)
+        with pytest.raises(MismatchError, match=words):
+            restore(model, taken(small(strategy=made_by)))
+        assert all(torch.equal(before[name], value) for name, value in model.variables().items())
+
+    def test_another_number_of_workers_may_take_the_weights(self):
+        first, second = small(), small(strategy=Noting())
+        restore(second, taken(first), positions=False)
+        assert torch.equal(second.variables()["fc/weight"], first.variables()["fc/weight"])
+
+    def test_a_checkpoint_of_workers_apart_is_not_one_of_workers_in_step(self):
+        tree = taken(small(strategy=Noting()))
+        del tree["workers"]
+        with pytest.raises(CheckpointError, match=r"lacks a part of the state: KeyError\('workers'\)"):
+            restore(small(strategy=Noting()), tree)
+
+    @pytest.mark.parametrize("merge", [1, 4])
+    def test_both_go_on_bit_for_bit_also_between_two_moves(self, merge):
+        make = lambda: [plain(worker) for worker in workers(2, merge)]
+        whole = make()
+        together(whole, lambda model: model.fit(efl.procedure_fn.train(9)))
+        begun, again = make(), make()
+        together(begun, lambda model: model.fit(efl.procedure_fn.train(6)))
+        trees = together(begun, lambda model: snapshot(capture(model)))
+        for model in again:
+            restore(model, snapshot(trees[0]))
+        together(again, lambda model: model.fit(efl.procedure_fn.train(3)))
+        for model in again:
+            assert all(torch.equal(whole[0].variables()[name], value) for name, value in model.variables().items())
+
+
+def plain(strategy):
+    """A model without chance, since the threads of a test share the random states."""
+    torch.manual_seed(1)
+    model = efl.Model()
+    model.net = nn.Linear(2, 1)
+    model.input_fn(lambda model, mode: plait.data.TensorSource({"x": X}, 1, shuffle=True, num_epochs=5))
+    model.loss_fn(lambda model, sample: model.net(sample.x).square().mean())
+    return model.optimizer_fn(efl.optimizer_fn.optimizer_setter(ADAM)).compile(strategy=strategy)

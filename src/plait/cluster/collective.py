@@ -66,6 +66,7 @@ class Collective:
         self._pace = _Pace(settings.local_sgd, settings.adaptive)
         self._by_id: dict[tuple[int, ...], _Agreed] = {}
         self._by_form: dict[tuple[Any, ...], _Agreed] = {}
+        """The same, for all that means the same on every worker: what is not trained is known by its form alone."""
         self._joined = False
         """Whether torch's group is ours to leave."""
         self._shared: SharedMemory | None = None
@@ -153,6 +154,11 @@ class Collective:
 
     def prepare(self, model: Model) -> None:
         self.broadcast([value for value in model.variables().values() if not _is_sharded(value)])
+        if self._settings.fully_shard:
+            from plait.cluster.fully_shard import one_by_one  # noqa: PLC0415 - heavy
+
+            for optimizer in model.optimizers():
+                one_by_one(optimizer)
 
     # ---- a step
 
@@ -171,7 +177,10 @@ class Collective:
         agreed = self._by_id.get(tuple(map(id, parameters))) or self._agree(parameters)
         if agreed.sparse:
             self._reduce_sparse(agreed, parameters)
-        made = agreed.mean([parameters[place].grad for place in agreed.dense])
+        gradients = [parameters[place].grad for place in agreed.dense]
+        if [one for one in gradients if one is not None and one.is_sparse]:
+            gradients = [_dense_gradient(parameters[place]) for place in agreed.dense]
+        made = agreed.mean(gradients)
         for number, gradient in made.items():
             parameters[agreed.dense[number]].grad = gradient
 
@@ -191,10 +200,12 @@ class Collective:
     # ---- local SGD
 
     def _take_mean(self, model: Model, *, leaves: bool = False, stop: bool = False) -> None:
-        """Variables and optimizer state become the mean of everybody's; if somebody leaves, the others hear it."""
+        """Variables, and the optimizers' state that all have, become the mean; who leaves tells the others."""
         loss, rate = _loss_and_rate(model)
-        told = self._mesh.gather("local SGD", {"loss": loss, "leaves": leaves, "stop": stop})
-        self._average(_moving(model, self._mesh))
+        state = _optimizers_state(model)
+        told = self._mesh.gather("local SGD", {"loss": loss, "leaves": leaves, "stop": stop, "state": list(state)})
+        common = set(state).intersection(*[one["state"] for one in told])
+        self._average([*_moving(model), *[value for name, value in state.items() if name in common]])
         losses = [one["loss"] for one in told if one["loss"] is not None]
         self._pace.restart(statistics.fmean(losses) if losses else None, rate)
         if not leaves and any(one["leaves"] for one in told):
@@ -205,15 +216,14 @@ class Collective:
         if self.worker_num == 1:
             return
         if not self.whole():
-            self._average(_moving(model, self._mesh))
-            self._pace.restart(None, None)
+            self._take_mean(model)
         buffers = [value for value in model.variables().values() if not isinstance(value, nn.Parameter)]
         self._average([value for value in buffers if value.is_floating_point()])
         self.broadcast([value for value in buffers if not value.is_floating_point()])
 
     def _average(self, tensors: Sequence[Tensor]) -> None:
         if tensors:
-            self._plan(tensors).mean(tensors)
+            self._plan(tuple(map(_form, tensors)), tensors).mean(tensors)
 
     # ---- together
 
@@ -278,6 +288,21 @@ class Collective:
         del model, directory
         return self.state_dict()
 
+    def full(self, tree: dict[str, Any]) -> dict[str, Any]:
+        if not self._settings.fully_shard:
+            return tree
+        from plait.cluster.fully_shard import gathered  # noqa: PLC0415 - heavy
+
+        keep = self.is_saver()
+        return {**tree, **{part: gathered(tree[part], keep=keep) for part in ("variables", "optimizers")}}
+
+    def own(self, model: Model, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._settings.fully_shard:
+            return tree
+        from plait.cluster.fully_shard import own_tree  # noqa: PLC0415 - heavy
+
+        return own_tree(model.variables(), tree)
+
     def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
         pass
 
@@ -289,28 +314,29 @@ class Collective:
 
     def _agree(self, parameters: Sequence[Tensor]) -> _Agreed:
         """The first time that these parameters' gradients are asked for."""
-        agreed = self._plan(parameters, [parameter.grad for parameter in parameters])
-        self._by_id[tuple(map(id, parameters))] = agreed._replace(tensors=parameters)
+        key = tuple(id(one) if one.requires_grad else _form(one) for one in parameters)
+        agreed = self._plan(key, parameters, [parameter.grad for parameter in parameters])
+        self._by_id[tuple(map(id, parameters))] = agreed._replace(tensors=list(parameters))
         if isinstance(agreed.mean, Plan):
             self._buckets.watch(agreed.mean, [parameters[place] for place in agreed.dense])
         return agreed
 
-    def _plan(self, likes: Sequence[Tensor], values: Sequence[Tensor | None] = ()) -> _Agreed:
-        """Lists of the same form share a plan, without a word; the first of a form is compared with the others'."""
-        form = tuple((like.dtype, like.shape, like.stride(), like.device.type) for like in likes)
-        if form in self._by_form:
-            return self._by_form[form]
+    def _plan(self, key: tuple[Any, ...], likes: Sequence[Tensor], values: Sequence[Tensor | None] = ()) -> _Agreed:
+        """How these are averaged; what is asked for first is compared with what the others ask for."""
+        if key in self._by_form:
+            return self._by_form[key]
         rows = [place for place, value in enumerate(values) if value is not None and value.is_sparse]
-        own = {"form": [[str(one) for one in like] for like in form], "rows": rows}
+        own = {"forms": [[str(part) for part in _form(like)] for like in likes], "rows": rows}
         told = self._mesh.gather("list of tensors", own)
-        _check_forms([one["form"] for one in told])
+        _check_forms([one["forms"] for one in told])
         sparse = sorted({place for one in told for place in one["rows"]})
         whole = [place for place, like in enumerate(likes) if not _is_sharded(like)]  # sharded ones are reduced already
         dense = [place for place in whole if place not in sparse]
         kept = [likes[place].detach() for place in dense]
         shared = self._shared if all(like.device.type == "cpu" for like in kept) else None
-        self._by_form[form] = _Agreed((shared or self._buckets).plan(kept), dense, sparse, ())
-        return self._by_form[form]
+        agreed = _Agreed((shared or self._buckets).plan(kept), dense, sparse, list(likes))
+        self._by_form[key] = agreed
+        return agreed
 
     def _reduce_sparse(self, agreed: _Agreed, parameters: Sequence[Tensor]) -> None:
         """Rows are sent to everybody, and added up in the order of workers."""
@@ -379,20 +405,22 @@ def _optimizers(model: Model) -> list[torch.optim.Optimizer]:
     return list(dict.fromkeys(optimizer for assignment in model.assignments.values() for optimizer in assignment))
 
 
-def _moving(model: Model, mesh: Mesh) -> list[Tensor]:
-    """What workers move by themselves: trained variables, running means, and the optimizers' state that all have."""
-    named = model.variables().items()
-    found = [v for _, v in named if v.is_floating_point() and (v.requires_grad or not isinstance(v, nn.Parameter))]
-    kept: dict[str, Tensor] = {}
+def _moving(model: Model) -> list[Tensor]:
+    """What workers move by themselves: trained variables, and what is no parameter, such as running means."""
+    found = model.variables().values()
+    return [v for v in found if v.is_floating_point() and (v.requires_grad or not isinstance(v, nn.Parameter))]
+
+
+def _optimizers_state(model: Model) -> dict[str, Tensor]:
+    """Momenta and their like, by names that mean the same on every worker."""
+    found: dict[str, Tensor] = {}
     for number, optimizer in enumerate(_optimizers(model)):
         moved = [variable for group in optimizer.param_groups for variable in group["params"]]
         for place, variable in enumerate(moved):
             for name, value in optimizer.state.get(variable, {}).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
-                    kept[f"{number}/{place}/{name}"] = value
-    told = mesh.gather("optimizers' state", list(kept))
-    everywhere = set(kept).intersection(*told)
-    return found + [value for name, value in kept.items() if name in everywhere]
+                    found[f"{number}/{place}/{name}"] = value
+    return found
 
 
 def _is_sharded(tensor: Tensor) -> bool:
@@ -412,6 +440,17 @@ def _check_forms(told: Sequence[Sequence[Sequence[str]]]) -> None:
                     f"variable number {place} is {' '.join(one[:2])} on worker {rank} and {' '.join(other[:2])} on"
                     " worker 0: every worker has to build the same model"
                 )
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device.type
+
+
+def _dense_gradient(parameter: Tensor) -> Tensor | None:
+    """Rows that nobody had at first are filled up: the others count on the whole."""
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad
 
 
 def _rows(parameter: Tensor) -> dict[str, Tensor] | None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from plait.errors import ConfigError, MismatchError, VariableError
 from plait.variables.store import variable_name
 
-__all__ = ["UNIT_SIZE", "gathered", "load_full", "one_by_one", "shard_model", "sharded_state"]
+__all__ = ["UNIT_SIZE", "gathered", "load_full", "one_by_one", "own_tree", "shard_model", "sharded_state"]
 
 UNIT_SIZE = 1_000_000
 """Below so many numbers, a gathering of its own costs more time than it saves memory."""
@@ -164,6 +164,18 @@ def load_full(live: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> None:
 def sharded_state(variable: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state for one variable, as `load_state_dict` takes it: whole tensors split as the variable is."""
     return {key: _like(value, variable) for key, value in state.items()}
+
+
+def own_tree(variables: Mapping[str, Tensor], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint whose variables and optimizer states are split as the live variables are."""
+    optimizers = [
+        {**one, "state": {name: sharded_state(variables[name], state) for name, state in one["state"].items()}}
+        for one in tree["optimizers"]
+    ]
+    own = {
+        name: _like(value, variables[name]) if name in variables else value for name, value in tree["variables"].items()
+    }
+    return {**tree, "variables": own, "optimizers": optimizers}
 
 
 def _like(value: Any, variable: Tensor) -> Any:

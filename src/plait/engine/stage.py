@@ -84,6 +84,8 @@ class LoopStage(Stage):
         """No pass over the data was left at the end of the last run."""
         self.stopped = False
         """The session had been told to stop at the end of the last run."""
+        self.left = False
+        """Another worker ended the last run, in the middle of a step of this one's."""
         self.lstep = 0
         """Steps in all runs together."""
         self._run_step = 0
@@ -96,7 +98,7 @@ class LoopStage(Stage):
     def start(self) -> None:
         self._run_step = 0
         self._elapsed = 0.0
-        self.finish = False
+        self.finish = self.left = False
 
     def goes_on(self, state: Mapping[str, Any]) -> bool:
         return self.step is not None and int(state["run_step"]) < self.step and not state["finish"]
@@ -107,6 +109,8 @@ class LoopStage(Stage):
             self._loop(feed_dict or {})
         self.spent = self.stream is not None and self.stream.spent
         self.stopped = self.sess.should_stop()
+        if self.model is not None:
+            self.lstep -= _end_together(self, self.model)
         if self.model is None or self.scope.mode is not MODE.EVAL:
             return None
         merge_metrics(self.model, self.scope)
@@ -125,6 +129,7 @@ class LoopStage(Stage):
             together.leave(self.model, self.scope.task, stop=stop)
 
     def _left_by_another(self, error: LeftError) -> None:
+        self.left = True
         self.finish = error.stop or self.seconds is None
         if error.stop:
             self.sess.request_stop()
@@ -204,6 +209,29 @@ def merge_metrics(model: Model, scope: TaskScope) -> None:
         metric.merge([states[name] for states in everybody])
 
 
+def _end_together(stage: LoopStage | CotrainStage, model: Model) -> int:
+    """Workers in step come out of a loop with the same flags and counts; returns how many steps are not counted.
+
+    With merged gradients, a worker may hear only at the next move that another has left: what it has done since the
+    last one moved nothing, and is dropped by all.
+    """
+    strategy, step = model.strategy, model.global_step
+    if not strategy.in_step:
+        return 0
+    told = strategy.gather([stage.finish, stage.spent, stage.stopped, stage.left, step.value])
+    stage.finish, stage.spent, stage.stopped, left = (any(one[place] for one in told) for place in range(4))
+    if stage.stopped:
+        stage.sess.request_stop()
+    if not left:
+        return 0
+    for optimizer in model.optimizers():
+        optimizer.zero_grad()
+    ahead = step.value - min(int(one[4]) for one in told)
+    step.value -= ahead
+    stage._run_step -= ahead  # noqa: SLF001 - a friend
+    return ahead
+
+
 def train_loop(model: Model, task: str | None, **limits: Any) -> LoopStage:
     """The loop over a task's training steps."""
     scope = model._scope(MODE.TRAIN, task)  # noqa: SLF001 - a friend
@@ -228,7 +256,7 @@ class CotrainStage(Stage):
         self.ratio = dict(ratio)
         self.step = step
         self.seed = seed
-        self.finish = self.spent = self.stopped = False
+        self.finish = self.spent = self.stopped = self.left = False
         self._ops = {task: model.train_op(task) for task in self.ratio}
         self._draws = 0
         self._run_step = 0
@@ -240,7 +268,7 @@ class CotrainStage(Stage):
         self._run_step = 0
         self._begun = []
         self._ended = [task for task in self.ratio if self._stream(task).spent]
-        self.finish = False
+        self.finish = self.left = False
 
     def _stream(self, task: str | None) -> Stream:
         return self.model.streams[TaskScope(MODE.TRAIN, task)]
@@ -249,6 +277,7 @@ class CotrainStage(Stage):
         self._loop(feed_dict)
         self.spent = all(self._stream(task).spent for task in self.ratio)
         self.stopped = self.sess.should_stop()
+        _end_together(self, self.model)
 
     def _loop(self, feed_dict: Mapping[Any, Any] | None) -> None:
         while self.step is None or self._run_step < self.step:
@@ -260,25 +289,36 @@ class CotrainStage(Stage):
                 with task_scope(MODE.TRAIN, task):
                     self.sess.run(self._ops[task], feed_dict)
             except LeftError as error:
-                self.finish = True
+                self.finish = self.left = True
                 if error.stop:
                     self.sess.request_stop()
                 return
             except (OutOfRangeError, StopIteration):
-                # a pass that ended where the last run was suspended is not the end of this one
-                if task in self._begun or self._stream(task).spent:
-                    self._ended.append(task)
+                self._end_pass(task)
                 continue
             if task not in self._begun:
                 self._begun.append(task)
             self._run_step += 1
             self.boundary()
 
+    def _end_pass(self, task: str | None) -> None:
+        """A pass that ended where the last run was suspended is not the end of this one."""
+        if task in self._begun or self._stream(task).spent:
+            self._ended.append(task)
+
     def _leave(self) -> None:
+        """End the loop; others are told in the step that they are in, which is the next one that has data."""
         self.finish = True
         strategy = self.model.strategy
-        if strategy.in_step and self.sess.should_stop():  # ended passes end at the same draw on every worker
-            strategy.leave(self.model, self.model.strategy.choose(self._draw()), stop=True)
+        while strategy.in_step and self.sess.should_stop() and len(self._ended) < len(self.ratio):
+            task = strategy.choose(self._draw())
+            try:
+                self._stream(task).read()
+            except OutOfRangeError:
+                self._end_pass(task)
+            else:
+                strategy.leave(self.model, task, stop=True)
+                return
 
     def _draw(self) -> str | None:
         """The n-th draw is a pure function of (seed, n): only n needs to be saved."""

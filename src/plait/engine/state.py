@@ -26,7 +26,7 @@ def _key(scope: TaskScope) -> str:
     return f"{scope.mode}:{scope.task if scope.task is not None else ''}"
 
 
-OWN = ("metrics", "streams", "hooks", "fit_hooks", "random")
+OWN = ("metrics", "streams", "hooks", "fit_hooks", "random", "merged")
 """The parts that each worker has of its own, even when all take their steps together."""
 
 
@@ -43,11 +43,22 @@ def capture(model: Model, directory: str | None = None) -> dict[str, Any]:
     if strategy.in_step:
         own = {name: tree[name] for name in OWN} | {"buffers": _buffers(model)}
         tree["workers"] = strategy.gather(own)
-    if model.global_step.value % strategy.gradient_merge:
-        tree["merged"] = {
-            name: variable.grad for name, variable in model.trainable_variables().items() if variable.grad is not None
-        }
     return tree
+
+
+def _merged(model: Model) -> dict[str, Any]:
+    """Gradients that have not moved the variables yet."""
+    if model.global_step.value % model.strategy.gradient_merge == 0:
+        return {}
+    found = {name: variable.grad for name, variable in model.trainable_variables().items()}
+    return {name: _flat(gradient) for name, gradient in found.items() if gradient is not None}
+
+
+def _flat(gradient: torch.Tensor) -> Any:
+    """A gradient of rows as what it is made of, which can be written down."""
+    if not gradient.is_sparse:
+        return gradient
+    return {"indices": gradient._indices(), "values": gradient._values()}  # noqa: SLF001 - bit for bit: not coalesced
 
 
 def _buffers(model: Model) -> dict[str, torch.Tensor]:
@@ -73,6 +84,7 @@ def _capture(model: Model) -> dict[str, Any]:
         "history": list(model.history),
         "journal": model.stage_mgr.state_dict() if model.stage_mgr is not None else None,
         "random": rng_state(),
+        "merged": _merged(model),
     }
 
 
@@ -87,13 +99,13 @@ def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True, di
             "who would not know where in the data to go on: start as many, or choose another project_name, which "
             "keeps the weights and starts the stages anew"
         )
-    if strategy.in_step and positions:
-        tree = {**tree, **tree["workers"][strategy.worker_id]}
     try:
+        if strategy.in_step and positions:
+            tree = {**tree, **tree["workers"][strategy.worker_id]}
         tree = strategy.own(model, tree)
         _restore_learnt(model, tree)
         strategy.restore(model, tree.get("cluster", {}), directory)
-        _restore_merged(model, tree.get("merged", {}))
+        _restore_merged(model, tree.get("merged", {}) if positions else {})
         if positions:
             _restore_positions(model, tree)
             set_rng_state(tree["random"])  # last: opening inputs may draw
@@ -113,10 +125,12 @@ def _restore_learnt(model: Model, tree: Mapping[str, Any]) -> None:
     model.global_step.value = int(tree["global_step"])
 
 
-def _restore_merged(model: Model, gradients: Mapping[str, torch.Tensor]) -> None:
-    """Gradients that had not moved the variables yet."""
+def _restore_merged(model: Model, gradients: Mapping[str, Any]) -> None:
     for name, variable in model.trainable_variables().items():
-        variable.grad = gradients[name].to(variable.device) if name in gradients else None
+        saved = gradients.get(name)
+        if isinstance(saved, Mapping):
+            saved = torch.sparse_coo_tensor(saved["indices"], saved["values"], variable.shape, check_invariants=True)
+        variable.grad = None if saved is None else saved.to(variable.device, copy=True)
 
 
 def _check_optimizers(

@@ -204,11 +204,13 @@ def leave_step(model: Model, task: str | None, *, stop: bool) -> None:
     optimizers = list(model.assignments[task])
     groups = [moved_by([one]) for one in optimizers] if model.loss_counts[task] > 1 else [moved_by(optimizers)]
     flags = Flags(model.config.resolved_device())
+    merging = model.strategy.gradient_merge > 1  # then, what has moved nothing yet is kept for the next run
+    kept = [variable.grad.clone() if merging and variable.grad is not None else None for variable in groups[0]]
     for variable in groups[0]:
         variable.grad = torch.zeros_like(variable)
     model.strategy.reduce_gradients([*groups[0], flags.sent(1.0, float(stop))])
-    for optimizer in optimizers:
-        optimizer.zero_grad()
+    for variable, gradient in zip(groups[0], kept, strict=True):
+        variable.grad = gradient
 
 
 def _unscale(scale: float) -> Callable[[Sequence[torch.Tensor]], None]:

@@ -1,12 +1,58 @@
-"""Door `plait.openks`: the few-shot classes of OpenKS's document."""
+"""Door `plait.openks`: roles, distributed algorithms and their optimizers, and few-shot classes, by OpenKS's names."""
 
 from __future__ import annotations
 
 from plait.data import fewshot
 from plait.data.fewshot import CharacterClass as Open_KS_Character
 from plait.data.fewshot import ImageClass as Open_KS_ImageNet
+from plait.openks.algorithms import (
+    BaseDistributedAlgorithm,
+    CPUDistributedAlgorithm,
+    GPUDistributedAlgorithm,
+    KSDistributedFactory,
+    Mode,
+)
+from plait.openks.optimizers import (
+    ASyncModelConfig,
+    BaseDistributedOptimizer,
+    GeneralDistributedOptimizer,
+    GeoSGDModelConfig,
+    HalfSyncModelConfig,
+    HeterogeneousDistributedOptimizer,
+    SyncModeConfig,
+)
+from plait.openks.role_maker import (
+    AutoRoleMaker,
+    PaddleCloudRoleMaker,
+    Role,
+    RoleMakerBase,
+    UserDefinedCollectiveRoleMaker,
+    UserDefinedRoleMaker,
+)
 
-__all__ = ["Open_KS_Character", "Open_KS_ImageNet", "Open_KS_read"]
+__all__ = [
+    "ASyncModelConfig",
+    "AutoRoleMaker",
+    "BaseDistributedAlgorithm",
+    "BaseDistributedOptimizer",
+    "CPUDistributedAlgorithm",
+    "GPUDistributedAlgorithm",
+    "GeneralDistributedOptimizer",
+    "GeoSGDModelConfig",
+    "HalfSyncModelConfig",
+    "HeterogeneousDistributedOptimizer",
+    "KSDistributedFactory",
+    "Mode",
+    "Open_KS_Character",
+    "Open_KS_ImageNet",
+    "Open_KS_read",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "RoleMakerBase",
+    "SyncModeConfig",
+    "UserDefinedCollectiveRoleMaker",
+    "UserDefinedRoleMaker",
+]
 
 
 class Open_KS_read:  # noqa: N801 - the document's name

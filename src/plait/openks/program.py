@@ -45,6 +45,7 @@ class Program(Model):
         super().__init__()
         _check_module(optimizer, settings, module)
         self.settings = settings
+        self.role = Role()
         self.has_module = module is not None
         self.refusal: str | None = (
             "this optimizer belongs to no algorithm: write algorithm.distributed_optimizer(optimizer)"
@@ -61,7 +62,7 @@ class Program(Model):
         self._handles: list[Any] = []
         device = next((value.device for value in self.parameters()), torch.device("cpu"))
         self.config = SessionConfig(device=str(device))
-        self.loss_metrics[None] = Latest()
+        self.loss_metrics[None] = Latest(device)
         self.loss_counts[None] = 1
         if isinstance(optimizer, torch.optim.Optimizer):
             self._assign(optimizer)
@@ -92,6 +93,7 @@ class Program(Model):
 
     def connect(self, role: Role) -> None:
         """Join the cluster: everybody's variables become the first worker's, or the servers'."""
+        self.role = role
         recompute(self, self.settings.recompute)
         strategy = self.strategy = strategy_of(role, self.settings)
         strategy.begin(self)
@@ -128,7 +130,7 @@ class Program(Model):
 
             def enter(_module: nn.Module, _args: Any) -> None:
                 entered.append(torch.autocast(device, dtype=half))
-                entered[-1].__enter__()
+                entered[-1].__enter__()  # type: ignore[no-untyped-call] # torch leaves it unannotated
 
             def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
                 entered.pop().__exit__(None, None, None)
@@ -189,7 +191,8 @@ class Program(Model):
 
     def move(self, gradients: Mapping[Tensor, Tensor]) -> list[Tensor]:
         """Move the variables by these gradients, if it is time; those that have moved, or might on servers."""
-        strange = [tuple(value.shape) for value in gradients if value not in set(self._moved)]
+        known = set(self._moved)
+        strange = [tuple(value.shape) for value in gradients if value not in known]
         if strange:
             raise VariableError(f"params_grads has a variable of shape {strange[0]} that the optimizer lacks")
         for value in self._moved:
@@ -239,13 +242,12 @@ class Program(Model):
 
     def _check_rows(self) -> None:
         """Servers take rows of embeddings that they know of, and whole gradients of the rest."""
-        if self.settings.mode == "geo":
-            return
-        for name, value in self.variables().items():
+        for value in self._moved if self.role.servers and self.settings.mode != "geo" else ():
             if value.grad is not None and value.grad.is_sparse:
                 raise ConfigError(
-                    f"the gradient of {name!r} is rows, and the servers do not know it as an embedding: write"
-                    " distributed_optimizer(..., module=model) with the nn.Embedding(sparse=True) in it, or sparse=False"
+                    f"the gradient of a variable of shape {tuple(value.shape)} is rows, and the servers do not know it"
+                    " as an embedding: write distributed_optimizer(..., module=model), with its nn.Embedding in the"
+                    " model, or sparse=False"
                 )
 
 

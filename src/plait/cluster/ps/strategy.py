@@ -32,7 +32,7 @@ from plait.data.parts import PartSource
 from plait.data.sample import Sample
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
-from plait.engine.update import LeftError
+from plait.engine.update import LeftError, moved_by
 from plait.errors import AbortedError, CheckpointError, ClusterError, ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -404,16 +404,27 @@ class Served:
         if self.mode == "geo":
             return self._geo_mover(model, optimizers)
         scale = 1.0 / (self.gradient_merge * model.gradient.loss_scale)
+        moved = set(moved_by(list(optimizers)))
+        masks: list[bool] = []
 
         def move() -> None:
-            self._push(model, optimizers, scale)
+            if not masks:  # the variables are known once the model is compiled
+                masks.extend(variable in moved for variable in self._variables)
+            # what another task left in a variable's gradient is not this task's
+            gradients = [v.grad if mask else None for v, mask in zip(self._variables, masks, strict=True)]
+            self._push(model, optimizers, gradients, scale)
 
         return move
 
-    def _push(self, model: Model, optimizers: Sequence[torch.optim.Optimizer], scale: float) -> None:
+    def _push(
+        self,
+        model: Model,
+        optimizers: Sequence[torch.optim.Optimizer],
+        gradients: Sequence[Tensor | None],
+        scale: float,
+    ) -> None:
         rates = _rates(model.optimizers(), optimizers)
         head = {"g": self.generation, "w": self.worker_id, "s": self._moves(), "r": rates}
-        gradients = [variable.grad for variable in self._variables]
         pendings = self._send_push(head, gradients, self.gradients.take(scale))
         if self.mode == "async":
             self._under_way.append(pendings)
