@@ -251,13 +251,9 @@ def early(group):
 @case
 def leaving(group):
     """The last of a list is another tensor each time, as a message that goes along with the gradients is."""
-    parameters = some_parameters(3)
-    good = True
+    parameters, message, good = some_parameters(3), torch.zeros(2), True
     for step in range(4):
-        extra = torch.zeros(2)
-        alone = group.worker_id == 0 and step == 3
-        listed = [*parameters, extra if step < 1 or alone else kept]
-        kept = listed[-1]
+        listed = [*parameters, torch.zeros(2) if group.worker_id == 0 and step == 3 else message]
         means = grads(group, listed, lambda rank, place: True, step)
         group.reduce_gradients(listed)
         good &= as_expected(listed, means)

@@ -7,8 +7,8 @@ import pytest
 from .group import run_group
 
 CASES = [
-    "parity", "uneven", "alternating", "layouts", "rows", "leaving", "bf16", "merge", "local_sgd", "local_adam", "local_leave",
-    "adaptive", "trees", "broadcast", "calls", "nothing_left", "other_program", "other_model",
+    "parity", "uneven", "alternating", "layouts", "rows", "leaving", "bf16", "merge", "local_sgd", "local_adam",
+    "local_leave", "adaptive", "trees", "broadcast", "calls", "nothing_left", "other_program", "other_model",
 ]  # fmt: skip
 
 GROUPS = [
@@ -117,9 +117,11 @@ def test_broadcast_gives_everybody_the_chiefs_values(group):
 
 
 def test_a_reduction_is_few_calls(group):
-    """Of 20 gradients; in shared memory as many as of one."""
-    expected = {(2, True): 19, (3, True): 24, (2, False): 47, (3, False): 48}[group.workers, group.shared]
-    assert group.each("calls") == [expected] * group.workers
+    """Of 20 gradients. Exact for Python 3.10 and 3.11; later ones enter no function for a comprehension."""
+    most = {(2, True): 20, (3, True): 25, (2, False): 48, (3, False): 49}[group.workers, group.shared]
+    first, *others = group.each("calls")
+    assert others == [first] * (group.workers - 1)
+    assert first <= most
 
 
 def test_shared_memory_is_given_back(group):

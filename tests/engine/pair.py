@@ -72,7 +72,7 @@ class Worker(Local):
         return self.meeting.exchange(self.worker_id, "gather", snapshot(value))
 
     def tell(self, value: Any) -> Any:
-        return self.meeting.exchange(self.worker_id, "tell", value)[0]
+        return snapshot(self.meeting.exchange(self.worker_id, "tell", value)[0])
 
     def reduce(self, value: Any, how: Any) -> Any:
         return combined(self.meeting.exchange(self.worker_id, "reduce", value), how)

@@ -13,8 +13,10 @@ from torch import nn
 
 import plait
 from plait import efl
+from plait.data.parts import OwnPart, PartSource
 from plait.efl import MODE
 from plait.engine.build import current_model
+from plait.engine.strategy import Local
 from plait.errors import FunctionError, TaskError
 from plait.rng import rng_state
 from plait.train import SessionRunArgs, SessionRunHook
@@ -270,3 +272,49 @@ def test_the_model_compiled_last_is_the_current_one():
     first, second = built(), built()
     assert current_model() is second
     assert current_model() is not first
+
+
+class TestStrategy:
+    class Two(Local):
+        worker_id, worker_num = 1, 2
+
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def begin(self, model):
+            self.seen.append(("begin", bool(model.calls), bool(model.assignments)))
+
+        def transform(self, model):
+            self.seen.append(("transform", bool(model.calls), bool(model.assignments)))
+
+        def prepare(self, model):
+            self.seen.append(("prepare", model.compiled, bool(model.assignments)))
+
+        def part(self, source, *, training):
+            self.seen.append(("part", training))
+            return PartSource(source, 1, 2, together=training)
+
+    def compiled(self, data):
+        strategy = self.Two()
+        model = efl.Model().input_fn(lambda model, mode: data).optimizer_fn(SETTER)
+        model.net = nn.Linear(2, 1)
+        return model.loss_fn(net_loss).eval_fn(net_loss).compile(strategy=strategy), strategy
+
+    def test_it_is_asked_before_the_build_between_variables_and_optimizers_and_at_the_end(self):
+        _, strategy = self.compiled(plait.data.TensorSource({"x": X}, 1))
+        assert [one for one in strategy.seen if one[0] != "part"] == [
+            ("begin", False, False),
+            ("transform", True, False),
+            ("prepare", True, True),
+        ]
+
+    def test_each_worker_reads_its_part(self):
+        model, strategy = self.compiled(plait.data.TensorSource({"x": X}, 1))
+        assert [one for one in strategy.seen if one[0] == "part"] == [("part", True), ("part", False)]
+        assert torch.equal(model.streams[efl.TaskScope(MODE.TRAIN)].read().x, X[1:2])
+
+    def test_a_part_is_not_divided_again(self):
+        model, strategy = self.compiled(OwnPart(plait.data.TensorSource({"x": X}, 1)))
+        assert "part" not in [one[0] for one in strategy.seen]
+        assert torch.equal(model.streams[efl.TaskScope(MODE.TRAIN)].read().x, X[:1])

@@ -319,7 +319,7 @@ class TestWorkersInStep:
         monkeypatch.setattr("plait.engine.checkpoints.time.monotonic", lambda: 0.01 * state.global_step.value)
         checkpoints = opened(state, save_secs=2.0)
         checkpoints.save_first()
-        run(checkpoints, state, 410)
+        run(checkpoints, state, 450)
         checkpoints.wait()
         found = steps()
         assert [len(found), found[0]] == [3, 0]

@@ -14,14 +14,17 @@ from torch import nn
 import plait
 from plait import efl
 from plait.engine.fit import FitSettings
-from plait.errors import AbortedError, ConfigError, TaskError, UnavailableError
+from plait.engine.strategy import Local
+from plait.errors import AbortedError, ConfigError, MismatchError, TaskError, UnavailableError
 from plait.variables.checkpoint import CheckpointDir
+
+from .pair import together, workers
 
 SETTER = efl.optimizer_fn.optimizer_setter(functools.partial(torch.optim.Adam, lr=0.1))
 X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
 
 
-def small(fail=None, eval_fn=None, **source):
+def small(fail=None, eval_fn=None, strategy=None, **source):
     """A model with 6 batches of 4 rows; `fail()` is called at the start of each training step."""
     model = efl.Model()
 
@@ -32,7 +35,7 @@ def small(fail=None, eval_fn=None, **source):
 
     model.input_fn(lambda model, mode: plait.data.TensorSource({"x": X}, 4, shuffle=True, **source))
     model.loss_fn(loss_fn).eval_fn(eval_fn or (lambda model, sample: None)).optimizer_fn(SETTER)
-    return model.compile()
+    return model.compile(strategy=strategy)
 
 
 def weights(model):
@@ -347,3 +350,90 @@ def test_hooks_of_the_model_are_put_back_after_an_error():
     with pytest.raises(RuntimeError):
         model.fit(efl.procedure_fn.train())
     assert model.hooks == before
+
+
+class TestTwoWorkers:
+    def pair(self, fails=(None, None), merge=1, **source):
+        models = []
+        for worker, fail in zip(workers(2, merge), fails, strict=True):
+            torch.manual_seed(3)
+            models.append(small(fail, strategy=worker, num_epochs=4, **source))
+        return models
+
+    def fitted(self, models, steps, where=None, **settings):
+        together(models, lambda model: model.fit(efl.procedure_fn.train(steps), checkpoint_dir=where, **settings))
+        return weights(models[0])
+
+    @pytest.mark.parametrize("merge", [1, 4])
+    def test_a_run_that_was_cut_off_goes_on_bit_for_bit(self, tmp_path, merge):
+        def cut(model):
+            if model.compiled and model.global_step.value == 7:
+                raise RuntimeError("cut")
+
+        whole = self.fitted(self.pair(merge=merge), 10)
+        with pytest.raises(RuntimeError, match="cut"):
+            self.fitted(self.pair((cut, cut), merge), 10, tmp_path, save_steps=3)
+        again = self.pair(merge=merge)
+        assert equal(self.fitted(again, 10, tmp_path, save_steps=3), whole)
+        assert equal(weights(again[1]), whole)
+
+    def test_what_can_be_recovered_from_is_by_all(self, tmp_path):
+        failed = []
+
+        def lost(model):
+            if model.compiled and model.global_step.value == 5 and model.strategy.worker_id not in failed:
+                failed.append(model.strategy.worker_id)
+                raise AbortedError("worker 1 is lost")
+
+        whole = self.fitted(self.pair(), 9)
+        assert equal(self.fitted(self.pair((lost, lost)), 9, tmp_path, save_steps=2), whole)
+
+    def test_only_the_chief_writes_checkpoints_and_summaries(self, tmp_path):
+        models = self.pair()
+        self.fitted(models, 4, tmp_path / "saved", save_steps=2, summary_dir=tmp_path / "shown")
+        assert [info.step for info in CheckpointDir(tmp_path / "saved").list()] == [0, 2, 4, 4]
+        assert len(list((tmp_path / "shown").iterdir())) == 1
+        assert [len(model.strategy.durables) for model in models] == [4, 0]
+
+    def test_a_checkpoint_of_one_worker_is_not_for_two(self, tmp_path):
+        small(num_epochs=4).fit(efl.procedure_fn.train(2), checkpoint_dir=tmp_path)
+        with pytest.raises(MismatchError, match=r"made by 1 worker\(s\), there are 2 now"):
+            self.fitted(self.pair(), 4, tmp_path)
+
+    def test_another_project_takes_the_weights_along(self, tmp_path):
+        small(num_epochs=4).fit(efl.procedure_fn.train(2), checkpoint_dir=tmp_path)
+        models = self.pair()
+        self.fitted(models, 4, tmp_path, project_name="two")
+        assert [model.global_step.value for model in models] == [6, 6]
+
+    def test_workers_apart_keep_their_own_checkpoints(self, tmp_path):
+        class Apart(Local):
+            worker_id, worker_num = 1, 2
+
+        small(strategy=Apart()).fit(efl.procedure_fn.train(2), checkpoint_dir=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["worker-1"]
+
+    def test_a_restore_during_which_others_are_lost_is_tried_again(self, tmp_path):
+        class Losing(Local):
+            left = 2
+
+            def rejoin(self):
+                self.left -= 1
+                if self.left >= 0:
+                    raise UnavailableError("server 0 is not back")
+
+        strategy = Losing()
+        small(strategy=strategy).fit(efl.procedure_fn.train(1), checkpoint_dir=tmp_path)
+        assert strategy.left == -1
+
+    def test_but_not_for_ever(self, tmp_path):
+        class Lost(Local):
+            def rejoin(self):
+                raise UnavailableError("server 0 is not back")
+
+        with pytest.raises(UnavailableError, match="server 0 is not back"):
+            small(strategy=Lost()).fit(efl.procedure_fn.train(1), checkpoint_dir=tmp_path)
+
+    def test_the_configuration_may_say_how_many_there_are(self, tmp_path):
+        (tmp_path / "run.toml").write_text("[cluster]\nworker_num = 2")
+        together(self.pair(), lambda model: model.fit(efl.procedure_fn.train(1), config=tmp_path / "run.toml"))

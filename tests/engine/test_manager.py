@@ -112,6 +112,21 @@ class TestContext:
         assert [getattr(ctx, how)(how) for how in ("sum", "mean", "min", "max", "concat")] == ["both"] * 5
         assert asked == [(how, how) for how in ("sum", "mean", "min", "max", "concat")]
 
+    def test_a_stage_ends_when_variables_are_those_of_all_and_everybody_is_there(self):
+        order = []
+
+        class Two(plait.engine.strategy.Local):
+            def settle(self, model):
+                order.append("settle")
+
+            def barrier(self, name, interval):
+                order.append((name, interval))
+
+        made = manager(strategy=Two(), model=small())
+        made.after_stage = lambda: order.append("saved")
+        made.stage("a", lambda sess: order.append("run"), 2.5)
+        assert order == ["run", "settle", ("a", 2.5), "saved"]
+
     def test_scope_finds_the_models_variables(self):
         model = small()
 

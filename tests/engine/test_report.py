@@ -220,6 +220,26 @@ def test_a_program_with_handlers_of_its_own_sees_the_log_unless_it_chose_a_level
     assert log.level == after
 
 
+def test_workers_whose_lines_would_repeat_the_chiefs_warn_only(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    log.setLevel(logging.NOTSET)
+    show_log(quiet=True)
+    assert log.level == logging.WARNING
+
+
+@pytest.mark.parametrize(("in_step", "times"), [(True, 3), (False, 1)])
+def test_workers_in_step_show_the_rate_of_all(monkeypatch, caplog, in_step, times):
+    caplog.set_level(logging.INFO, "plait")
+    model = small()
+    monkeypatch.setattr(model.strategy, "in_step", in_step, raising=False)
+    monkeypatch.setattr(model.strategy, "worker_num", 3, raising=False)
+    seconds = iter([10.0, 14.0])
+    monkeypatch.setattr("plait.engine.report.time.perf_counter", lambda: next(seconds))
+    hook = LoggerHook(model, efl.TaskScope(MODE.TRAIN), 1)
+    hook.after_run(None, None)
+    assert f"sample/sec: {times / 4:.3f}" in caplog.text
+
+
 def test_in_a_terminal_there_is_progress_and_it_ends(monkeypatch):
     monkeypatch.setattr("plait.engine.fit.in_terminal", lambda: True)
     model = small()

@@ -399,6 +399,26 @@ def test_the_savers_error_comes_back_once(tmp_path: Path):
     assert [info.step for info in saver.directory.list()] == [4]
 
 
+def test_what_others_write_is_waited_for_before_anything_is_written(tmp_path: Path):
+    directory = CheckpointDir(tmp_path)
+    saver = AsyncSaver(directory)
+    seen: list[int] = []
+    saver.save(make_tree(1.0), step=1, ready=lambda: seen.append(len(directory.list())))
+    saver.close()
+    assert (seen, len(directory.list())) == ([0], 1)
+
+
+def test_if_others_cannot_write_nothing_is_written(tmp_path: Path):
+    def fail() -> None:
+        raise CheckpointError("server 0 could not save its share")
+
+    saver = AsyncSaver(CheckpointDir(tmp_path))
+    saver.save(make_tree(1.0), step=1, ready=fail)
+    with pytest.raises(CheckpointError, match="server 0 could not save"):
+        saver.close()
+    assert saver.directory.list() == []
+
+
 def test_any_error_of_the_writer_is_a_checkpoint_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saver = AsyncSaver(CheckpointDir(tmp_path))
     monkeypatch.setattr(saver.directory, "save", lambda tree, *, step: 1 / 0)

@@ -125,7 +125,7 @@ class BaseDistributedAlgorithm:
         return ",".join(found) if to_string else found
 
     def split_files(self, files: list[str]) -> list[str]:
-        """The block of the files that is this worker's: contiguous, in order, the first ones longer; a server's: none."""
+        """The files of this worker: a contiguous block, in order, the first workers' one longer. A server has none."""
         if self.is_server():
             return []
         return split_files(files, self.worker_index(), self.worker_num())
