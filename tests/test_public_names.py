@@ -36,7 +36,13 @@ MOX = [
 ]  # fmt: skip
 
 
-OPENKS = ["Open_KS_Character", "Open_KS_ImageNet", "Open_KS_read"]
+OPENKS = [
+    "ASyncModelConfig", "AutoRoleMaker", "BaseDistributedAlgorithm", "BaseDistributedOptimizer",
+    "CPUDistributedAlgorithm", "GPUDistributedAlgorithm", "GeneralDistributedOptimizer", "GeoSGDModelConfig",
+    "HalfSyncModelConfig", "HeterogeneousDistributedOptimizer", "KSDistributedFactory", "Mode", "Open_KS_Character",
+    "Open_KS_ImageNet", "Open_KS_read", "PaddleCloudRoleMaker", "Role", "RoleMakerBase", "SyncModeConfig",
+    "UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

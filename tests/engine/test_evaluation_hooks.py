@@ -15,8 +15,8 @@ import plait
 from plait import mox
 from plait.data import TensorSource
 from plait.data.parts import PartSource
-from plait.engine import strategy
 from plait.engine.build import current_model
+from plait.engine.strategy import Local
 from plait.errors import ConfigError, FetchError, FunctionError
 from plait.train import SessionRunArgs
 
@@ -561,27 +561,29 @@ class TestTrainingNoticesNothing:
         assert flags == [(TRAIN, True, True)] * 5 + [(EVAL, False, False)] + [(TRAIN, True, True)]
 
 
-class FirstOfTwo(strategy.Local):
+class OneOfTwo(Local):
     """A worker in step with one whose evaluations always find 9."""
 
     worker_num, in_step = 2, True
 
+    def __init__(self, worker_id):
+        super().__init__()
+        self.worker_id = worker_id
+
     def part(self, source, *, training):
-        return PartSource(source, 0, 2, together=training)
+        return PartSource(source, self.worker_id, 2, together=training)
 
     def gather(self, value):
         evaluated = bool(value) and isinstance(value[0], list)
         return [value, [[4, {"score": torch.tensor(9.0)}]] if evaluated else value]
 
 
-def test_workers_in_step_evaluate_their_parts_and_see_what_all_have_found(log, monkeypatch):
-    monkeypatch.setattr(strategy, "_default", [lambda replicas: FirstOfTwo()])
+@pytest.mark.parametrize(("worker_id", "mean"), [(0, (1 + 3 + 9) / 3), (1, (5 + 9) / 2)])
+def test_workers_in_step_evaluate_their_parts_once_and_see_what_all_have_found(log, monkeypatch, worker_id, mean):
+    monkeypatch.setattr(sys.modules["plait.mox.run"], "strategy_for", lambda mode: OneOfTwo(worker_id))
     run(
-        lambda score, mode: mox.LogEvaluationMetricHook({"score": score}, 4, 20, 12, prefix="[Evaluation]"),
+        lambda score, mode: [mox.LogEvaluationMetricHook({"score": score}, 4, 20, 12, prefix="[Evaluation]")],
         scores=(1, 5, 3),
         steps=4,
     )
-    assert shown(log, "[Evaluation]") == [
-        "[Evaluation] step: 1 score: 4.333",  # 1 and 3 are this worker's batches, 9 is the other's
-        "[Evaluation] step: 3 score: 4.333",
-    ]
+    assert shown(log, "[Evaluation]") == [f"[Evaluation] step: {step} score: {mean:.3f}" for step in (1, 3)]

@@ -1,4 +1,4 @@
-"""The few-shot names of OpenKS's document: their parameters, and calls as the document shows them."""
+"""The door's few-shot names: their parameters, and calls as the document shows them; what the door imports."""
 
 import inspect
 import subprocess
@@ -34,7 +34,7 @@ def test_signatures(function, names, defaults):
 
 
 def test_names():
-    assert openks.__all__ == ["Open_KS_Character", "Open_KS_ImageNet", "Open_KS_read"]
+    assert {"Open_KS_Character", "Open_KS_ImageNet", "Open_KS_read"} <= set(openks.__all__)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_character(folder):
     assert one.sample(1)[0].shape == one._read_image("0.jpg").shape == (28, 28)
 
 
-def test_the_door_brings_no_picture_library():
-    program = "import sys, plait.openks; print([name for name in ('PIL', 'cv2') if name in sys.modules])"
+def test_the_door_brings_nothing_heavy():
+    program = "import sys, plait.openks; print([name for name in ('PIL', 'cv2', 'zmq') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -25,6 +25,7 @@ from plait.cluster.shared_memory import SharedMemory
 from plait.data.parts import PartSource, is_part
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
+from plait.engine.sync_replicas import wanted_replicas
 from plait.engine.update import LeftError, leave_step
 from plait.errors import ClusterError, ConfigError
 from plait.variables.tree import snapshot
@@ -154,6 +155,12 @@ class Collective:
 
     def prepare(self, model: Model) -> None:
         self.broadcast([value for value in model.variables().values() if not _is_sharded(value)])
+        wanted = wanted_replicas(model.optimizers(), self.worker_num)
+        if wanted is not None and wanted < self.worker_num:
+            raise ConfigError(
+                f"replicas_to_aggregate={wanted} of {self.worker_num} workers: to go on without the last ones needs "
+                "servers, `plait launch --servers 1`"
+            )
         if self._settings.fully_shard:
             from plait.cluster.fully_shard import one_by_one  # noqa: PLC0415 - heavy
 

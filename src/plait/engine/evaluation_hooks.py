@@ -188,7 +188,9 @@ class LogEvaluationMetricHook(AggregativeSessionRunHook):
 
     def _run_steps(self, model: Model, session: MonitoredSession) -> None:
         steps = 0
-        wanted = -(-self._eval_steps // model.strategy.worker_num) if model.strategy.in_step else self._eval_steps
+        strategy, wanted = model.strategy, self._eval_steps
+        if strategy.in_step:  # as many as there are of this worker among them: its part may be one shorter
+            wanted = len(range(strategy.worker_id, wanted, strategy.worker_num))
         while steps < wanted:
             try:
                 session.run(model.eval_op())

@@ -20,6 +20,7 @@ from plait.engine.ready_hooks import (
     SummarySaverHook,
 )
 from plait.engine.stage import Stage
+from plait.engine.sync_replicas import SyncReplicasOptimizer
 from plait.engine.training_session import MonitoredTrainingSession, Saver
 from plait.errors import NanLossError as NanLossDuringTrainingError
 
@@ -45,5 +46,6 @@ __all__ = [
     "StepCounterHook",
     "StopAtStepHook",
     "SummarySaverHook",
+    "SyncReplicasOptimizer",
     "get_or_create_global_step",
 ]

@@ -1,4 +1,4 @@
-"""A training that is made to be killed: `chaos.py OUT CHECKPOINTS PROGRESS MODE STEPS SEED PAUSE`.
+"""A training that is made to be killed: `chaos.py OUT CHECKPOINTS PROGRESS MODE STEPS SEED PAUSE STAGES`.
 
 The chief appends every step to PROGRESS, and at the end writes the weights, the loss on all rows and the step to OUT.
 """
@@ -41,7 +41,9 @@ class Net(nn.Module):
         return self.layers(torch.cat([self.words(words).flatten(1), x], 1))[:, 0]
 
 
-def main(out: str, checkpoints: str, progress: str, mode: str, steps: str, seed: str, pause: str) -> None:
+def main(
+    out: str, checkpoints: str, progress: str, mode: str, steps: str, seed: str, pause: str, stages: str = "2"
+) -> None:
     role = plait.cluster.find_role()
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(640, 8, generator=generator, dtype=torch.float64)
@@ -58,9 +60,8 @@ def main(out: str, checkpoints: str, progress: str, mode: str, steps: str, seed:
     hooks = [Progress(model, progress, float(pause))]
 
     def procedure(model: efl.Model) -> None:
-        half = int(steps) // 2
-        for name in ("first", "second"):
-            model.run_stage(name, train_loop(model, None, step=half, across_passes=True))
+        for number in range(int(stages)):
+            model.run_stage(str(number), train_loop(model, None, step=int(steps) // int(stages), across_passes=True))
 
     model.fit(procedure, log_step=100, checkpoint_dir=checkpoints, save_steps=7, hooks=hooks)
     if role.is_chief:

@@ -32,6 +32,7 @@ from plait.data.parts import PartSource
 from plait.data.sample import Sample
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
+from plait.engine.sync_replicas import wanted_replicas
 from plait.engine.update import LeftError, moved_by
 from plait.errors import AbortedError, CheckpointError, ClusterError, ConfigError, UnavailableError
 
@@ -128,6 +129,7 @@ class Served:
 
     def prepare(self, model: Model) -> None:
         self._describe(model)
+        self._replicas = wanted_replicas(model.optimizers(), self.worker_num) or self._replicas
         for _ in range(MAX_JOINS):
             try:
                 self._join()
