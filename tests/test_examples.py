@@ -182,3 +182,17 @@ def test_pictures(run, tmp_path):
 def test_reptile(run):
     scratch, learnt = numbers(run("openks/reptile.py"))[-2:]
     assert learnt - scratch >= 20
+
+
+def test_collective(run, tmp_path):
+    out = run("openks/collective.py", "exported")
+    assert out.count("worker_index: 0, step: ") == 3
+    assert numbers(out)[-1] > 0.8
+    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == ["model.json", "model.pt2"]
+
+
+def test_parameter_server(run, tmp_path):
+    out = run("openks/parameter_server.py", "saved")
+    assert out.count("worker_index: 0, step: ") == 8
+    assert numbers(out)[-1] > 0.95
+    assert any((tmp_path / "saved").iterdir())

@@ -15,8 +15,8 @@ TABLES = {"conformance.py", "test_conformance.py", "test_public_names.py"}
 """Tests that name everything and run nothing."""
 
 PLAIT = [
-    "AUTO_REUSE", "GraphKeys", "Model", "Op", "Session", "SessionConfig", "__version__", "add_to_collection", "data",
-    "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "nets", "op", "openks",
+    "AUTO_REUSE", "GraphKeys", "Model", "Op", "Session", "SessionConfig", "__version__", "add_to_collection", "cluster",
+    "data", "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "nets", "op", "openks",
     "placeholder", "train", "variable_scope",
 ]  # fmt: skip
 EFL = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from plait.data.episodes import EpisodeSource, tensor_classes
 from plait.data.parts import OwnPart, PartSource, Strided, is_part
 from plait.data.sources import ConstantSource, IterableSource, LoaderSource, SequenceSource
 from plait.data.stream import Stream
-from plait.errors import OutOfRangeError
+from plait.errors import DataError, OutOfRangeError
 
 NUMBERS = torch.arange(22.0)
 
@@ -89,14 +90,36 @@ def test_past_the_end_there_is_nothing(source):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 30), st.integers(1, 7), st.integers(0, 6), st.booleans(), st.booleans())
-def test_of_any_size(batches, count, start, together, strided):
+@given(st.integers(0, 30), st.integers(1, 7), st.booleans(), st.booleans(), st.data())
+def test_of_any_size(batches, count, together, strided, data):
     items = list(range(batches))
     source = SequenceSource(items) if strided else IterableSource(items)
-    start = min(start, batches // count)
-    found = [list(PartSource(source, n, count, together=together).batches(0, start)) for n in range(count)]
     last = batches - batches % count if together else batches
-    assert found == [items[n:last:count][start:] for n in range(count)]
+    for number in range(count):
+        own = items[number:last:count]
+        start = data.draw(st.integers(0, len(own)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an iterable cannot seek
+            assert list(PartSource(source, number, count, together=together).batches(0, start)) == own[start:]
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_an_error_of_the_source_is_not_its_end(start):
+    def broken():
+        yield from range(4)
+        raise DataError("batch 4 is broken")
+
+    class Broken:
+        def __iter__(self):
+            return broken()
+
+    with pytest.raises(DataError, match="batch 4 is broken"):
+        list(PartSource(IterableSource(Broken()), 0, 2, together=False).batches(0, start))
+
+
+def test_data_that_is_shorter_than_it_was_is_an_error():
+    with pytest.raises(DataError, match="the data is shorter than it was"):
+        list(PartSource(IterableSource([0, 1, 2]), 0, 2, together=False).batches(0, 3))
 
 
 def test_batches_of_others_are_not_made():
@@ -173,10 +196,11 @@ def test_it_says_what_its_source_says():
 def test_a_stream_over_a_part_counts_the_parts_batches():
     stream = Stream(PartSource(SequenceSource([{"x": torch.tensor(i)} for i in range(7)]), 1, 2, together=True))
     seen = []
+    for _ in range(3):
+        seen.append(int(stream.read().x))
+        stream.commit()
     with pytest.raises(OutOfRangeError, match="pass 0 is over after 3 batches"):
-        while True:
-            seen.append(int(stream.read().x))
-            stream.commit()
+        stream.read()
     assert (seen, stream.epoch, stream.position) == ([1, 3, 5], 1, 0)
 
 

@@ -83,8 +83,9 @@ class Worker(Local):
     def is_saver(self) -> bool:
         return self.worker_id == 0
 
-    def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
+    def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         self.durables.append(state)
+        return True
 
 
 def workers(count: int = 2, gradient_merge: int = 1) -> list[Worker]:

@@ -240,7 +240,7 @@ class InStep(Local):
         self.worker_id = worker_id
         self.told = told
         self.asked = []
-        self.is_whole = True
+        self.is_whole = self.keeps = True
         self.saved = []
 
     def tell(self, value):
@@ -258,6 +258,7 @@ class InStep(Local):
 
     def durable(self, state, directory):
         self.saved.append((state, directory))
+        return self.keeps
 
 
 class Shared(Counter):
@@ -293,6 +294,16 @@ class TestWorkersInStep:
         with pytest.raises(CheckpointError, match="server 1 could not save its share"):
             checkpoints.wait()
         assert steps() == []
+
+    def test_one_that_a_server_has_lost_is_not_kept(self, opened, steps):
+        state = Shared(InStep())
+        checkpoints = opened(state, save_steps=1)
+        run(checkpoints, state, 1)
+        checkpoints.wait()
+        state.strategy.keeps = False
+        run(checkpoints, state, 1)
+        checkpoints.wait()
+        assert steps() == [1]
 
     def test_nothing_is_saved_while_workers_have_different_variables(self, opened, steps):
         state = Shared(InStep())

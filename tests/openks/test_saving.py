@@ -52,7 +52,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, named):
     algorithm.save_persistables(None, tmp_path, first)
     second = net(1)
     algorithm, optimizer = training(second, named=named)
-    algorithm.load_persistables(None, tmp_path, second)
+    assert algorithm.load_persistables(None, tmp_path, second) == 12
     train(second, optimizer, 8, start=12)
     assert same(state(second), state(whole))
 

@@ -403,13 +403,20 @@ def test_what_others_write_is_waited_for_before_anything_is_written(tmp_path: Pa
     directory = CheckpointDir(tmp_path)
     saver = AsyncSaver(directory)
     seen: list[int] = []
-    saver.save(make_tree(1.0), step=1, ready=lambda: seen.append(len(directory.list())))
+    saver.save(make_tree(1.0), step=1, ready=lambda: seen.append(len(directory.list())) is None)
     saver.close()
     assert (seen, len(directory.list())) == ([0], 1)
 
 
+def test_what_others_have_lost_is_not_kept(tmp_path: Path):
+    saver = AsyncSaver(CheckpointDir(tmp_path))
+    saver.save(make_tree(1.0), step=1, ready=lambda: False)
+    saver.close()
+    assert saver.directory.list() == []
+
+
 def test_if_others_cannot_write_nothing_is_written(tmp_path: Path):
-    def fail() -> None:
+    def fail() -> bool:
         raise CheckpointError("server 0 could not save its share")
 
     saver = AsyncSaver(CheckpointDir(tmp_path))

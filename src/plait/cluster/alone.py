@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +10,18 @@ import torch
 from torch import Tensor
 
 from plait.cluster.embedding import Gradients, SparseEmbedding
-from plait.cluster.ps import rules
+from plait.cluster.ps import rules, saving
 from plait.cluster.ps.lookup import EmbeddingLookup
 from plait.cluster.ps.shard import Push, Shard
 from plait.cluster.ps.spec import ModelSpec, OptimizerSpec
 from plait.engine.strategy import Local
 from plait.errors import ConfigError
-from plait.variables.checkpoint import CheckpointDir
 from plait.variables.store import variable_name
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
-__all__ = ["Alone", "prune_shares"]
+__all__ = ["Alone"]
 
 
 class Alone(Local):
@@ -88,23 +85,16 @@ class Alone(Local):
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         if self._shard is None or directory is None:
             return {}
-        name = f"servers-{model.global_step.value:012d}-{uuid.uuid4().hex[:8]}"
+        name = saving.name_of(model.global_step.value)
         self._shard.snapshot(copy=False)(Path(directory) / name)
         return {"servers": name}
 
-    def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
+    def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         if state and directory is not None:
-            prune_shares(Path(directory))
+            saving.prune(directory)
+        return True
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         del model
         if self._shard is not None and directory is not None and "servers" in state:
             self._shard.load(Path(directory) / str(state["servers"]))
-
-
-def prune_shares(directory: Path) -> None:
-    """Remove the tables of checkpoints that are there no more."""
-    kept = [info.step for info in CheckpointDir(directory).list()]
-    for share in sorted(directory.glob("servers-*")):
-        if kept and int(share.name.split("-")[1]) < min(kept):
-            shutil.rmtree(share, ignore_errors=True)

@@ -310,8 +310,9 @@ class Collective:
 
         return own_tree(model.variables(), tree)
 
-    def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
-        pass
+    def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
+        del state, directory
+        return True
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         del model, directory

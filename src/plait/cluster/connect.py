@@ -75,9 +75,14 @@ def control_of(role: Role) -> Control:
     """How role makers of this process talk to those of the others; one for a process."""
     found = _controls.get(role)
     if found is None:
-        found = _controls[role] = _served_control(role) if role.servers else _Among(strategy_of(role, Distributed()))
+        found = _controls[role] = _served_control(role) if role.servers else _Among(_joined(role))
         _end_with_process()
     return found
+
+
+def _joined(role: Role) -> Strategy:
+    """What this process has joined already, with whatever settings, is not left for a few words."""
+    return _open[role][1] if role in _open else strategy_of(role, Distributed())
 
 
 def _served_control(role: Role) -> Control:

@@ -40,7 +40,7 @@ class Rows(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, rows: Tensor, ids: Tensor, table: int, gradients: Gradients) -> Tensor:
         del weight
         ctx.found = (table, ids, gradients)
-        return rows.view_as(rows)
+        return rows.detach()  # not a view to autograd: the user may change what came in place
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:

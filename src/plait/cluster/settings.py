@@ -51,8 +51,10 @@ class Distributed:
             raise ConfigError(f"compression={self.compression!r}: write 'bf16', or None")
         if self.precision not in (None, "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: write 'bf16', 'fp16', or None")
-        for name, least in (("gradient_merge", 1), ("local_sgd", 0), ("geo_steps", 1)):
+        for name, least in (("gradient_merge", 1), ("local_sgd", 0), ("geo_steps", 1), ("replicas_to_aggregate", 1)):
             value = getattr(self, name)
+            if value is None and name == "replicas_to_aggregate":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}={value!r}: write a whole number from {least} on")
         if not self.timeout > 0:

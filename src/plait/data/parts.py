@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from plait.data.sources import Source, as_source
+from plait.errors import DataError
 
 __all__ = ["OwnPart", "PartSource", "Strided", "is_part"]
 
@@ -54,11 +55,27 @@ class PartSource:
     def _read(self, epoch: int, start: int) -> Iterator[Any]:
         batches = self.source.batches(epoch, start * self.count)
         with _closed(batches):
-            while group := list(itertools.islice(batches, self.count)):
+            try:
+                group = list(itertools.islice(batches, self.count))
+            except DataError:
+                if self._is_over(epoch, start):
+                    return
+                raise
+            while group:
                 if len(group) < self.count and self.together:
                     return
                 if self.index < len(group):
                     yield group[self.index]
+                group = list(itertools.islice(batches, self.count))
+
+    def _is_over(self, epoch: int, start: int) -> bool:
+        """Whether the source ends soon after this worker's last batch: it could not be read up to `start * count`."""
+        if start == 0:
+            return False
+        others = self.count - self.index - 1
+        batches = self.source.batches(epoch, start * self.count - others)
+        with _closed(batches):
+            return sum(1 for _ in itertools.islice(batches, others)) < others
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "part", "index": self.index, "count": self.count, "of": self.source.fingerprint()}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from plait.data import Sample, Stream
-from plait.data.parts import is_part
 from plait.engine.calls import UserCall
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
@@ -106,9 +105,7 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
         return None
     sample = data if isinstance(data, Sample) else Sample(data)
     device = model.config.resolved_device()
-    source = sample.source
-    if model.strategy.worker_num > 1 and not is_part(source):
-        source = model.strategy.part(source, training=scope.mode is MODE.TRAIN)
+    source = model.strategy.part(sample.source, training=scope.mode is MODE.TRAIN)
     stream = Stream(source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device)
     op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, now=model._now)  # noqa: SLF001
     sample.op = op

@@ -109,8 +109,8 @@ class Strategy(Protocol):
     def own(self, model: Model, tree: Mapping[str, Any]) -> Mapping[str, Any]:
         """The reverse, for the variables and optimizers of a checkpoint."""
 
-    def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
-        """Block, in any thread, until what `capture` gave is on disk."""
+    def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
+        """Block, in any thread, until what `capture` gave is on disk; False if it was lost, and is not to be kept."""
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         """Take that back; the model has its own state already."""
@@ -207,8 +207,9 @@ class Local:
         del model
         return tree
 
-    def durable(self, state: Mapping[str, Any], directory: str | None) -> None:
-        pass
+    def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
+        del state, directory
+        return True
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         pass

@@ -255,12 +255,15 @@ class BaseDistributedAlgorithm:
 
     def load_persistables(
         self, executor: Any, dirname: str | os.PathLike[str], main_program: nn.Module | None = None
-    ) -> None:
-        """Go on with what `save_persistables` wrote; all workers call it, after `init_worker`."""
+    ) -> int:
+        """Go on with what `save_persistables` wrote; all workers call it, after `init_worker`.
+
+        Returns how many steps had been taken then.
+        """
         del executor
         from plait.openks.saving import load_persistables  # noqa: PLC0415 - few need it
 
-        load_persistables(self._running("load_persistables"), dirname, _module(main_program))
+        return load_persistables(self._running("load_persistables"), dirname, _module(main_program))
 
     def save_inference_model(
         self,

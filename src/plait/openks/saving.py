@@ -67,8 +67,11 @@ def save_persistables(
     _prune(directory, cluster.get("servers"))
 
 
-def load_persistables(program: Program, dirname: str | os.PathLike[str], module: nn.Module | None = None) -> None:
-    """Go on with what was saved in `dirname`; all workers call it, with the same files before them."""
+def load_persistables(program: Program, dirname: str | os.PathLike[str], module: nn.Module | None = None) -> int:
+    """Go on with what was saved in `dirname`: returns after how many steps that was.
+
+    All workers call it, with the same files before them.
+    """
     found = CheckpointDir(dirname).read_latest()
     if found is None:
         raise CheckpointError(f"{dirname} holds nothing that save_persistables wrote: name the directory it was given")
@@ -90,6 +93,7 @@ def load_persistables(program: Program, dirname: str | os.PathLike[str], module:
         _load_optimizer(program, module, state, sharded=sharded)
     program.global_step.value = int(tree["global_step"])
     program.strategy.restore(program, tree.get("cluster", {}), str(dirname))
+    return program.global_step.value
 
 
 def shards_in(model_dir: str | os.PathLike[str]) -> Path:

@@ -188,10 +188,10 @@ class AsyncSaver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tree: Any, *, step: int, ready: Callable[[], None] | None = None) -> None:
+    def save(self, tree: Any, *, step: int, ready: Callable[[], bool] | None = None) -> None:
         """Wait for the save before, then start this one; `tree` is the saver's from now on (see `snapshot`).
 
-        `ready` is called before anything is written: it may wait for what others write, and raise.
+        `ready` is called before anything is written: it may wait for what others write, and refuse the save.
         """
         self.wait()
         thread = threading.Thread(target=self._write, args=(tree, step, ready), name="plait-checkpoint", daemon=True)
@@ -213,10 +213,10 @@ class AsyncSaver:
     def close(self) -> None:
         self.wait()
 
-    def _write(self, tree: Any, step: int, ready: Callable[[], None] | None) -> None:
+    def _write(self, tree: Any, step: int, ready: Callable[[], bool] | None) -> None:
         try:
-            if ready is not None:
-                ready()
+            if ready is not None and not ready():
+                return
             self._path = self.directory.save(tree, step=step)
         except Exception as error:  # noqa: BLE001  the caller's thread raises it, in wait()
             self._error = error

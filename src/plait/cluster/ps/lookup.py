@@ -53,7 +53,8 @@ class Lookup:
 
 class EmbeddingLookup(Lookup):
     def __call__(self, ids: Tensor) -> Tensor:
-        return self.rows(ids).view(*ids.shape, -1)
+        rows = self.rows(ids)
+        return rows.view(*ids.shape, rows.shape[1])
 
 
 class BagLookup(Lookup):

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from plait.cluster.ps.coordinator import Coordinator
 from plait.cluster.ps.service import Request, Service
 from plait.cluster.ps.shard import Push, Shard
 from plait.cluster.ps.spec import ModelSpec
 from plait.cluster.roles import Role
 from plait.cluster.settings import SERVED
-from plait.errors import ClusterError
+from plait.errors import ClusterError, PlaitError
 
 __all__ = ["Server", "Serving", "serve", "start"]
 
@@ -27,7 +29,7 @@ GRACE = 1.0
 SILENT_TIMES = 10
 """A server ends when it has heard of nobody for so many timeouts."""
 CUT_SECONDS = 5.0
-"""How long a save waits for pushes that other servers have got already."""
+"""How long a save waits for pushes that other servers have got already; and how long a hold waits for its save."""
 
 
 class _Waiting(NamedTuple):
@@ -75,7 +77,10 @@ class Server:
         self._pushes: dict[int, _Waiting] = {}
         self._pulls: list[Request] = []
         self._joining: dict[int, tuple[Request, float]] = {}
+        self._left: tuple[str, set[int]] | None = None
+        """That a worker has left the loop, and who knows it: the others are told at their next push."""
         self._held: list[Request] | None = None
+        self._held_until = 0.0
         self._cut: _Cut | None = None
         self._writing: dict[str, str | None] = {}
         """What became of each save: "" while it is written, None when it is on disk, or what went wrong."""
@@ -120,6 +125,8 @@ class Server:
                 request.refuse(f"{', '.join(missing) or 'somebody'} did not join in time", "timeout")
         if self._cut is not None and now > self._cut.until:
             self._take_cut()
+        if self._cut is None and self._held is not None and now > self._held_until:
+            self._release()  # whoever asked for the hold is gone
         if self.coordinator.finished():
             self._ending = now + GRACE if self._ending is None else self._ending
             if now > self._ending:
@@ -140,7 +147,7 @@ class Server:
 
     def _join(self, request: Request) -> None:
         """A worker is here. In sync mode all have to be, and then a new generation begins; else it goes on as it is."""
-        worker = _whole(request, "worker", self.workers)
+        worker, generation = _whole(request, "worker", self.workers), _whole(request, "generation")
         if self.coordinator.finished(besides=worker):
             request.refuse("all other workers have finished", "finished")
             return
@@ -149,7 +156,7 @@ class Server:
             return
         if self._ready and self.broken is None:
             self._break(f"worker {worker} was started again")
-        self.generation = max(self.generation, int(request.head.get("generation", 0)))
+        self.generation = max(self.generation, generation)
         self._joining[worker] = (request, time.monotonic() + self._timeout)
         if len(self._joining) < self.workers:
             return
@@ -165,8 +172,10 @@ class Server:
         self._refuse_waiting(why)
 
     def _refuse_waiting(self, why: str) -> None:
-        waiting = [*(one.request for one in self._pushes.values()), *self._pulls]
-        self._pushes, self._pulls = {}, []
+        waiting = [*(one.request for one in self._pushes.values()), *self._pulls, *(self._held or [])]
+        if self._cut is not None:
+            waiting.append(self._cut.request)
+        self._pushes, self._pulls, self._held, self._cut, self._left = {}, [], None, None, None
         for request in waiting:
             request.refuse(why, "stale")
         self.coordinator.refuse(why, "stale")
@@ -196,24 +205,26 @@ class Server:
         if generation < self.generation:
             request.refuse(f"generation {generation} is over: it is {self.generation} now", "stale")
             return
-        self._refuse_waiting("a new generation has begun")
+        replicas = _whole(request, "replicas", self.workers + 1)
+        if replicas < 1:
+            raise ClusterError(f"replicas={replicas}: a step takes the gradients of 1 to {self.workers} workers")
         shard = Shard(ModelSpec.from_json(head.get("spec")), self.index, self.servers)
         shard.set_dense(request.tensors)
         shard.version = _whole(request, "version")
-        self.shard, self.mode, self.generation = shard, str(mode), generation
-        self._replicas = _whole(request, "replicas", self.workers + 1)
-        self.broken, self._ready, self._held, self._cut, self.last = None, False, None, None, {}
+        self._refuse_waiting("a new generation has begun")
+        self.shard, self.mode, self.generation, self._replicas = shard, str(mode), generation, replicas
+        self.broken, self._ready, self.last = None, False, {}
         request.reply()
 
     def _rows(self, request: Request) -> None:
         """Start values of a table of a known size."""
-        ids, values = request.tensors
+        ids, values = _tensors(request, 2)
         self._of(request).load_rows(_whole(request, "table"), ids, values)
         request.reply()
 
     def _load(self, request: Request) -> None:
+        extras = self._of(request).load(Path(_path(request)))
         self.model_dir = None
-        extras = self._of(request).load(Path(str(request.head.get("path"))))
         steps = [(int(worker), int(step)) for extra in extras for worker, step in extra.get("last", {}).items()]
         self.last = {worker: max(step for one, step in steps if one == worker) for worker, _ in steps}
         self.dropped = max(int(extra.get("dropped", 0)) for extra in extras)
@@ -252,24 +263,20 @@ class Server:
 
     def _pull(self, request: Request) -> None:
         """Rows of a table, once the steps before have been applied."""
-        shard = self._trained(request)
+        shard, (ids,) = self._trained(request), _tensors(request, 1)
         if self.mode == "sync" and _whole(request, "v") > shard.version:
             self._pulls.append(request)
-        else:
-            self._give(shard, request)
-
-    def _give(self, shard: Shard, request: Request) -> None:
-        (ids,) = request.tensors
+            return
         rows = shard.pull(_whole(request, "t"), ids, create=bool(request.head.get("c", True)))
         request.reply({"v": shard.version}, [rows])
 
     def _push(self, request: Request) -> None:
+        shard = self._trained(request)
+        worker, step = _whole(request, "w", self.workers), _whole(request, "s")
         if self._held is not None:
             self._held.append(request)
             self._take_cut_if_whole()
             return
-        shard = self._trained(request)
-        worker, step = _whole(request, "w", self.workers), _whole(request, "s")
         if self.mode == "sync":
             self._push_together(shard, request, worker, step)
             return
@@ -284,6 +291,11 @@ class Server:
         request.reply({"v": shard.version}, [*shard.dense(), *rows])
 
     def _push_together(self, shard: Shard, request: Request, worker: int, step: int) -> None:
+        if self._left is not None:
+            code = self._left[0]
+            self._know(code, {worker})
+            request.refuse("another worker has left the loop", code)
+            return
         if step < shard.version:
             self.dropped += 1
             request.reply({"v": shard.version, "late": True}, shard.dense())
@@ -292,6 +304,7 @@ class Server:
             raise ClusterError(f"worker {worker} pushes step {step}, the servers are at {shard.version}")
         push, rates = _read_push(request)
         shard.check_push(push, gradients=True)
+        shard.check_rates(rates)
         self._pushes[worker] = _Waiting(request, push, rates)
         if len(self._pushes) < self._replicas:
             return
@@ -305,9 +318,10 @@ class Server:
             _guarded(self._pull, pull)
 
     def _leave(self, request: Request) -> None:
-        """A worker takes no more steps: who waits for it in one is told."""
+        """A worker takes no more steps: who waits for it in one is told, or will be when it comes to wait."""
         self._trained(request)
-        code = "stop" if request.head.get("stop") else "left"
+        worker, code = _whole(request, "w", self.workers), "stop" if request.head.get("stop") else "left"
+        self._know(code, {worker, *self._pushes})
         waiting, self._pushes = self._pushes, {}
         for one in waiting.values():
             one.request.refuse("another worker has left the loop", code)
@@ -316,24 +330,31 @@ class Server:
             pull.refuse("another worker has left the loop", code)
         request.reply()
 
+    def _know(self, code: str, workers: set[int]) -> None:
+        """These workers know that the loop is left; when all do, the next one may begin."""
+        before, known = self._left or (code, set())
+        known |= workers
+        self._left = ("stop" if "stop" in (before, code) else code, known) if len(known) < self.workers else None
+
     # Saving: `hold` on every server, then `save` up to what any of them has applied, then `saved` until it is on disk
 
     def _hold(self, request: Request) -> None:
         self._trained(request)
-        if self._held is None:
-            self._held = []
+        self._held = self._held or []
+        self._held_until = time.monotonic() + CUT_SECONDS
         request.reply({"last": {str(worker): step for worker, step in self.last.items()}})
 
     def _save(self, request: Request) -> None:
-        shard = self._trained(request)
+        shard, path = self._trained(request), _path(request)
         if self._held is None and self.mode != "sync":
-            raise ClusterError("a save has to be preceded by a hold")
-        path = str(request.head.get("path"))
+            raise _StaleError(f"a save has to follow a hold within {CUT_SECONDS:g} s")
         if self.mode == "sync":
             self._snapshot(shard, path)
             request.reply({"v": shard.version})
             return
-        upto = {int(worker): int(step) for worker, step in dict(request.head.get("upto", {})).items()}
+        upto = _steps(request)
+        if self._cut is not None:
+            self._cut.request.refuse("another save was asked for", "stale")
         self._cut = _Cut(request, upto, time.monotonic() + CUT_SECONDS)
         self._take_cut_if_whole()
 
@@ -354,11 +375,15 @@ class Server:
             self._take_cut()
 
     def _take_cut(self) -> None:
-        cut, held, self._cut, self._held = self._cut, self._held, None, None
-        if cut is None or self.shard is None:
-            return
-        self._snapshot(self.shard, str(cut.request.head.get("path")))
-        cut.request.reply({"v": self.shard.version})
+        cut, self._cut = self._cut, None
+        if cut is not None and self.shard is not None:
+            self._snapshot(self.shard, _path(cut.request))
+            cut.request.reply({"v": self.shard.version})
+        self._release()
+
+    def _release(self) -> None:
+        """Take what was held back."""
+        held, self._held = self._held, None
         for request in held or []:
             _guarded(self._push, request)
 
@@ -378,8 +403,9 @@ class Server:
 
     def _saved(self, request: Request) -> None:
         path = str(request.head.get("path"))
-        state = self._writing.get(path, "this server knows of no such save: it was started again")
-        request.reply({"done": state is None, "error": state or None})
+        state = self._writing.get(path, "")
+        lost = path not in self._writing  # this server was started again since
+        request.reply({"done": state is None, "error": state or None, "lost": lost})
 
 
 class _StaleError(ClusterError):
@@ -392,10 +418,15 @@ def _guarded(handler: Callable[[Request], None], request: Request) -> None:
     """What is wrong with a request is said to whoever sent it, and to nobody else."""
     try:
         handler(request)
-    except ClusterError as error:
+    except PlaitError as error:
         if request.answered:
             raise
         request.refuse(str(error), getattr(error, "code", "refused"))
+    except Exception as error:
+        if request.answered:
+            raise
+        log.exception("a request %r failed", request.kind)
+        request.refuse(f"{type(error).__name__}: {error}", "error")
 
 
 def _whole(request: Request, name: str, below: int | None = None) -> int:
@@ -405,11 +436,32 @@ def _whole(request: Request, name: str, below: int | None = None) -> int:
     return value
 
 
+def _tensors(request: Request, count: int) -> list[Tensor]:
+    if len(request.tensors) != count:
+        raise ClusterError(f"{request.kind!r} came with {len(request.tensors)} tensors: send {count}")
+    return request.tensors
+
+
+def _path(request: Request) -> str:
+    path = request.head.get("path")
+    if not isinstance(path, str) or not Path(path).is_absolute():
+        raise ClusterError(f"{request.kind!r} has path={path!r:.200}: send an absolute one")
+    return path
+
+
+def _steps(request: Request) -> dict[int, int]:
+    """`upto`: the last step of each worker that a save has to have; JSON's keys are texts."""
+    upto = request.head.get("upto", {})
+    if not isinstance(upto, dict) or not all(key.isdecimal() and type(step) is int for key, step in upto.items()):
+        raise ClusterError(f"'save' has upto={upto!r:.80}: send a step for each worker")
+    return {int(worker): step for worker, step in upto.items()}
+
+
 def _read_push(request: Request) -> tuple[Push, list[float]]:
     """The head has `p` (the variables present), `r` (rates), `t` (the tables whose ids and rows follow the flats)."""
     head, tensors = request.head, request.tensors
     present, rates, tables = head.get("p"), head.get("r"), head.get("t")
-    if not (present is None or _whole_list(present)) or not isinstance(rates, list):
+    if not (present is None or _whole_list(present)) or not _number_list(rates):
         raise ClusterError("a push has p and r: the numbers of variables, and rates")
     if not isinstance(tables, list) or not _whole_list(tables):
         raise ClusterError("a push has t: the numbers of tables")
@@ -417,11 +469,15 @@ def _read_push(request: Request) -> tuple[Push, list[float]]:
     if count < 0 or len(set(tables)) != len(tables):
         raise ClusterError(f"a push of {len(tensors)} tensors cannot hold rows of {len(tables)} tables")
     rows = {table: (tensors[count + 2 * n], tensors[count + 2 * n + 1]) for n, table in enumerate(tables)}
-    return Push(present, tensors[:count], rows), [float(rate) for rate in rates]
+    return Push(present, tensors[:count], rows), [float(rate) for rate in rates or ()]
 
 
 def _whole_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _number_list(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) in (int, float) for item in value)
 
 
 class Serving(NamedTuple):

@@ -86,7 +86,7 @@ class Shard:
 
         A variable that no push has is left alone. All is checked before anything is changed.
         """
-        self._check_rates(rates)
+        self.check_rates(rates)
         for push in pushes:
             self.check_push(push, gradients=True)
         self._apply_dense(pushes, rates, scale)
@@ -275,7 +275,7 @@ class Shard:
             for piece, part in zip(group.slices, _split(group, flat), strict=True)
         }
 
-    def _check_rates(self, rates: Sequence[float]) -> None:
+    def check_rates(self, rates: Sequence[float]) -> None:
         if len(rates) != len(self.spec.optimizers):
             raise ClusterError(f"{len(rates)} learning rates came for {len(self.spec.optimizers)} optimizers")
         for rate, spec in zip(rates, self.spec.optimizers, strict=True):
