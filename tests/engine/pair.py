@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from plait.cluster.reducing import combined
-from plait.data.parts import PartSource
+from plait.data.parts import PartSource, is_part
 from plait.engine.strategy import Local
 from plait.engine.update import leave_step
 from plait.variables.tree import snapshot
@@ -55,7 +55,7 @@ class Worker(Local):
         self.durables: list[Mapping[str, Any]] = []
 
     def part(self, source: Any, *, training: bool) -> Any:
-        return PartSource(source, self.worker_id, self.worker_num, together=training)
+        return source if is_part(source) else PartSource(source, self.worker_id, self.worker_num, together=training)
 
     def reduce_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
         own = [None if one.grad is None else one.grad.clone() for one in parameters]

@@ -13,7 +13,7 @@ from torch import nn
 
 import plait
 from plait import efl
-from plait.data.parts import OwnPart, PartSource
+from plait.data.parts import PartSource
 from plait.efl import MODE
 from plait.engine.build import current_model
 from plait.engine.strategy import Local
@@ -313,8 +313,3 @@ class TestStrategy:
         model, strategy = self.compiled(plait.data.TensorSource({"x": X}, 1))
         assert [one for one in strategy.seen if one[0] == "part"] == [("part", True), ("part", False)]
         assert torch.equal(model.streams[efl.TaskScope(MODE.TRAIN)].read().x, X[1:2])
-
-    def test_a_part_is_not_divided_again(self):
-        model, strategy = self.compiled(OwnPart(plait.data.TensorSource({"x": X}, 1)))
-        assert "part" not in [one[0] for one in strategy.seen]
-        assert torch.equal(model.streams[efl.TaskScope(MODE.TRAIN)].read().x, X[:1])

@@ -70,7 +70,7 @@ class Served:
         self._embeddings: dict[str, Embedding] = {}
         self._fields: dict[int, str | int] = {}
         """Which field of a batch has the ids of a table."""
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[tuple[int, int, int], Asked] = {}
         self._under_way: deque[list[Pending]] = deque()
         self._jumped = 0
         self._gathers = 0
@@ -180,15 +180,15 @@ class Served:
         own: Source = source
         if self.worker_num > 1 and not is_part(source):
             own = PartSource(source, self.worker_id, self.worker_num, together=training and self.in_step)
-        return AheadSource(own, self._announce) if training and self.mode != "geo" else own
+        ahead = self.mode in ("sync", "async")  # else rows would be older than the worker's own last step
+        return AheadSource(own, self._announce) if training and ahead else own
 
     def pull(self, table: int, ids: Tensor, *, create: bool) -> Tensor:
         """Rows of a table: those that were asked for ahead, if they still are what the step needs."""
-        asked, version = self._asked.pop(table, None), self._moves()
+        asked, version = self._asked.pop(_key(table, ids), None) if create else None, self._moves()
         if create:
             self._learn(table, ids)
-        fits = asked is not None and create and _same(asked.ids, ids)
-        if asked is None or not fits or (self.mode == "sync" and asked.version != version):
+        if asked is None or (self.mode == "sync" and asked.version != version):
             asked = self.held.ask_rows(table, ids, version, create=create)
         return self._patient(partial(self.held.rows, asked), partial(self._rows_again, asked, create=create))
 
@@ -206,11 +206,14 @@ class Served:
 
     def _announce(self, sample: Sample) -> None:
         """The next batch is known: ask for the rows that it will need."""
+        next_version = self._moves() + 1
+        for key in [key for key, asked in self._asked.items() if asked.version < next_version - 1]:
+            del self._asked[key]  # a batch that was never used
         for table, name in self._fields.items():
-            if name in sample and table not in self._asked and len(self._asked) < AHEAD:
+            if name in sample and len(self._asked) < AHEAD:
                 ids = sample[name].reshape(-1)
                 if ids.dtype is torch.int64 and ids.device.type == "cpu":
-                    self._asked[table] = self.held.ask_rows(table, ids, self._moves() + 1)
+                    self._asked[_key(table, ids)] = self.held.ask_rows(table, ids, next_version)
 
     # A step
 
@@ -445,8 +448,9 @@ def _no_answers() -> list[Message]:
     return []
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+def _key(table: int, ids: Tensor) -> tuple[int, int, int]:
+    """What tells the ids of one batch from those of another, as long as both live."""
+    return table, ids.data_ptr(), ids.numel()
 
 
 def _rates(every: Sequence[torch.optim.Optimizer], moving: Sequence[torch.optim.Optimizer]) -> list[float]:
