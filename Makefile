@@ -32,6 +32,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/pictures.py
 	$(BIN)/python benchmarks/resnet.py
 	$(BIN)/python benchmarks/tfrecord.py
+	$(BIN)/python benchmarks/collective.py
+	$(BIN)/python benchmarks/parameter_server.py
+	$(BIN)/python benchmarks/table.py
+	$(BIN)/python benchmarks/transport.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -14,6 +14,8 @@ from plait.cluster.ps import rules, saving
 from plait.cluster.ps.lookup import EmbeddingLookup
 from plait.cluster.ps.shard import Push, Shard
 from plait.cluster.ps.spec import ModelSpec, OptimizerSpec
+from plait.cluster.settings import Distributed
+from plait.cluster.transforms import after_build, before_build
 from plait.engine.strategy import Local
 from plait.errors import ConfigError
 from plait.variables.store import variable_name
@@ -27,13 +29,18 @@ __all__ = ["Alone"]
 class Alone(Local):
     """One process. A model without a `SparseEmbedding` pays nothing for it."""
 
-    def __init__(self, gradient_merge: int = 1) -> None:
-        super().__init__(gradient_merge)
+    def __init__(self, settings: Distributed | None = None) -> None:
+        self.settings = settings or Distributed()
+        super().__init__(self.settings.gradient_merge)
         self.gradients = Gradients()
         self._tables: dict[str, SparseEmbedding] = {}
         self._shard: Shard | None = None
 
+    def begin(self, model: Model) -> None:
+        before_build(model, self.settings)
+
     def transform(self, model: Model) -> None:
+        after_build(model, self.settings)
         self._tables = {p: module for p, module in model.named_modules() if isinstance(module, SparseEmbedding)}
         for number, module in enumerate(self._tables.values()):
             module.forward = EmbeddingLookup(module, number, self)  # type: ignore[method-assign] # only this object's

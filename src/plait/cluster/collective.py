@@ -22,6 +22,7 @@ from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
 from plait.cluster.shared_memory import SharedMemory
+from plait.cluster.transforms import after_build, before_build
 from plait.data.parts import PartSource, is_part
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
@@ -137,13 +138,10 @@ class Collective:
     # ---- life
 
     def begin(self, model: Model) -> None:
-        pass
+        before_build(model, self._settings)
 
     def transform(self, model: Model) -> None:
-        if self._settings.recompute:
-            from plait.cluster.recompute import recompute  # noqa: PLC0415 - few need it
-
-            recompute(model, self._settings.recompute)
+        after_build(model, self._settings)
         if self._settings.sync_batch_norm:
             from plait.cluster.batch_norm import synchronise  # noqa: PLC0415 - few need it
 

@@ -39,7 +39,7 @@ def strategy_of(role: Role, settings: Distributed) -> Strategy:
     if role.alone:
         from plait.cluster.alone import Alone  # noqa: PLC0415 - as below
 
-        return Alone(settings.gradient_merge)
+        return Alone(settings)
     served = role.servers > 0
     if served and settings.mode == COLLECTIVE:
         raise ConfigError(f"mode='collective', but there are {role.servers} servers ({role.source}): start none")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.atomic import atomic_path
-from plait.errors import CheckpointError, ConfigError, MismatchError, VariableError
+from plait.errors import CheckpointError, ClusterError, ConfigError, MismatchError, VariableError
 from plait.openks.program import Program
 from plait.variables.checkpoint import CheckpointDir, load_parts
 from plait.variables.store import variable_name
@@ -62,7 +62,8 @@ def save_persistables(
     if filename is not None:
         _write_file(directory / filename, tree["variables"])
         return
-    strategy.durable(cluster, str(directory))
+    if not strategy.durable(cluster, str(directory)):
+        raise ClusterError(f"save_persistables: a server was lost before its share was in {directory}; save again")
     CheckpointDir(directory, keep=1, version=__version__).save(snapshot(tree), step=program.global_step.value)
     _prune(directory, cluster.get("servers"))
 

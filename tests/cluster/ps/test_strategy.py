@@ -44,7 +44,7 @@ def test_an_asynchronous_worker_is_a_step_behind_and_learns(alone):
 
 
 def test_gradient_merge_equals_one_process():
-    expected = train(make_model(Alone(3)), 18)
+    expected = train(make_model(Alone(Distributed(gradient_merge=3))), 18)
     with servers(2) as role, worker(role, mode="sync", gradient_merge=3) as strategy:
         assert far(train(make_model(strategy), 18), expected) < 1e-14
 

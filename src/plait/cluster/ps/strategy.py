@@ -24,6 +24,7 @@ from plait.cluster.ps.wire import Message
 from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
+from plait.cluster.transforms import after_build, before_build
 from plait.data.parts import PartSource, is_part
 from plait.data.sample import Sample
 from plait.data.sources import Source
@@ -102,10 +103,12 @@ class Served:
                 "gradient_clip with parameter servers: gradients of all workers and of all servers never meet in one "
                 "place; leave it out, or train without servers"
             )
+        before_build(model, self.settings)
         self._model = model
         self._joined = Membership(self.role, self.mode, self.settings.timeout)
 
     def transform(self, model: Model) -> None:
+        after_build(model, self.settings)
         self._embeddings = replace_embeddings(model, self) if self.mode != "geo" else sparse_embeddings(model)
         if self.mode == "geo" and any(isinstance(one, SparseEmbedding) for one in self._embeddings.values()):
             raise ConfigError("SparseEmbedding in geo mode: each worker would need all rows; use another mode")
