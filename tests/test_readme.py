@@ -34,7 +34,7 @@ def test_an_example_of_the_readme_runs(number, tmp_path):
 
 def test_every_door_has_its_example():
     found = [re.findall(r"from plait import (\w+)", text) for text in examples("README.md")]
-    assert found == [["efl"], ["mox"], ["train"]]
+    assert found == [["efl"], ["mox"], ["train"], ["openks"]]
 
 
 def test_both_readmes_show_the_same_examples():

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from plait.cluster.connect import strategy_of
-from plait.cluster.recompute import recompute
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
 from plait.engine.metrics import Latest
@@ -94,7 +93,10 @@ class Program(Model):
     def connect(self, role: Role) -> None:
         """Join the cluster: everybody's variables become the first worker's, or the servers'."""
         self.role = role
-        recompute(self, self.settings.recompute)
+        if self.settings.recompute:
+            from plait.cluster.recompute import recompute  # noqa: PLC0415 - few need it
+
+            recompute(self, self.settings.recompute)
         strategy = self.strategy = strategy_of(role, self.settings)
         strategy.begin(self)
         strategy.transform(self)
