@@ -58,6 +58,7 @@ class Collective:
     """The strategy of a worker in a group without servers."""
 
     in_step = True
+    closed = False
     _may_share = True  # tests turn it off, to see the other way
 
     def __init__(self, role: Role, settings: Distributed) -> None:
@@ -126,6 +127,7 @@ class Collective:
 
     def close(self) -> None:
         """Leave; the others are told. Nothing is waited for."""
+        self.closed = True
         self._mesh.close()
         self._by_id.clear()
         self._by_form.clear()

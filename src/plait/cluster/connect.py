@@ -45,7 +45,7 @@ def strategy_of(role: Role, settings: Distributed) -> Strategy:
         raise ConfigError(f"mode='collective', but there are {role.servers} servers ({role.source}): start none")
     if not served and settings.mode not in ("auto", COLLECTIVE):
         raise ConfigError(f"mode={settings.mode!r} needs servers, and {role.source} names none: start some")
-    if role in _open and _open[role][0] == settings and not served:
+    if role in _open and _open[role][0] == settings and not served and not _open[role][1].closed:
         return _open[role][1]
     if role in _open and served:
         raise ConfigError(
@@ -82,7 +82,7 @@ def control_of(role: Role) -> Control:
 
 def _joined(role: Role) -> Strategy:
     """What this process has joined already, with whatever settings, is not left for a few words."""
-    return _open[role][1] if role in _open else strategy_of(role, Distributed())
+    return _open[role][1] if role in _open and not _open[role][1].closed else strategy_of(role, Distributed())
 
 
 def _served_control(role: Role) -> Control:

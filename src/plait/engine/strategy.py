@@ -29,6 +29,8 @@ class Strategy(Protocol):
     """Variables move every so many steps, by the mean of the gradients until then."""
     in_step: bool
     """Whether several workers take each training step together."""
+    closed: bool
+    """Whether this process has left."""
 
     # Life: begin → (the build) → transform → (optimizers are made) → prepare → steps → close
 
@@ -128,6 +130,7 @@ class Local:
     worker_id = 0
     worker_num = 1
     in_step = False
+    closed = False
 
     def __init__(self, gradient_merge: int = 1) -> None:
         self.gradient_merge = gradient_merge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 from plait.engine.fit import FitSettings, fit
@@ -13,6 +14,7 @@ from plait.engine.model import Model
 from plait.engine.ready_hooks import SummarySaverHook
 from plait.engine.report import log, show_log
 from plait.engine.stage import LoopStage, eval_loop, train_loop
+from plait.engine.strategy import Strategy
 from plait.errors import ConfigError, MismatchError
 from plait.mox.flags import get_flag, selected
 from plait.mox.hosts import strategy_for
@@ -74,10 +76,7 @@ def run(
     _check(input_fn, model_fn, output_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
-    strategy = strategy_for(run_mode)
-    show_log(quiet=strategy is None or strategy.worker_id > 0)  # what is said before the first step is for people, too
-    if strategy is None:
-        log.info("%s is for the first worker, who has all variables: this one is done", run_mode)
+    if (strategy := _place(run_mode)) is None:
         return
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
     model = program.build(run_mode, inter_mode, strategy)
@@ -85,13 +84,21 @@ def run(
         _load(model, run_mode, log_dir, checkpoint_path)
         if export_model:
             program.check_export(export_model)
-    outputs: list[SessionRunHook] = []
-    if output_fn is not None:
-        outputs.append(OutputHook(lambda: program.specs_of_replicas(run_mode), output_fn, output_every_n_steps))
-    saving = _save_interval(save_model_secs, save_model_steps)
+    specs = partial(program.specs_of_replicas, run_mode)
+    outputs = [] if output_fn is None else [OutputHook(specs, output_fn, output_every_n_steps)]
     procedure = _procedure(run_mode, max_number_of_steps, log_dir)
     directory = log_dir if run_mode == ModeKeys.TRAIN else None
+    saving = _save_interval(save_model_secs, save_model_steps)
     _fit(model, procedure, log_every_n_steps, directory, saving, save_summary_steps, outputs)
+
+
+def _place(run_mode: str) -> Strategy | None:
+    """How this process takes part in the run; None: it does not. What follows is logged, for people."""
+    strategy = strategy_for(run_mode)
+    show_log(quiet=strategy is None or strategy.worker_id > 0)
+    if strategy is None:
+        log.info("%s is for the first worker, who has all variables: this one is done", run_mode)
+    return strategy
 
 
 @contextmanager

@@ -65,6 +65,7 @@ class Served:
         self._replicas = settings.replicas_to_aggregate or role.workers
         if not 1 <= self._replicas <= role.workers:
             raise ConfigError(f"replicas_to_aggregate={self._replicas}: write 1 to {role.workers}, the workers")
+        self.closed = False
         self._model: Model | None = None
         self._joined: Membership | None = None
         self._held: Holding | None = None
@@ -175,7 +176,7 @@ class Served:
         with contextlib.suppress(ClusterError, RecoverableError):
             self.settle_pushes()
         self._joined.leave()
-        self._joined = None
+        self._joined, self.closed = None, True
 
     # Rows
 
