@@ -155,7 +155,7 @@ class Collective:
 
     def prepare(self, model: Model) -> None:
         self.broadcast([value for value in model.variables().values() if not _is_sharded(value)])
-        wanted = wanted_replicas(model.optimizers(), self.worker_num)
+        wanted = wanted_replicas(_optimizers(model), self.worker_num)
         if wanted is not None and wanted < self.worker_num:
             raise ConfigError(
                 f"replicas_to_aggregate={wanted} of {self.worker_num} workers: to go on without the last ones needs "

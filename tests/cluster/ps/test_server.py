@@ -8,89 +8,8 @@ import pytest
 import torch
 
 from plait.cluster.ps import server as server_module
-from plait.cluster.ps.server import Server
-from plait.cluster.ps.spec import ModelSpec, OptimizerSpec, TableSpec, VariableSpec
-from plait.cluster.roles import Role
 
-DENSE = torch.tensor([1.0, 2.0, 3.0])
-ROWS = torch.arange(8.0).view(4, 2)
-SPEC = ModelSpec(
-    optimizers=(OptimizerSpec(kind="SGD", options={"momentum": 0.0}),),
-    variables=(VariableSpec(name="w", shape=(3,), dtype="float32", optimizer=0),),
-    tables=(TableSpec(name="t", dim=2, dtype="float32", rows=4, optimizer=0),),
-)
-NO_IDS, NO_ROWS = torch.empty(0, dtype=torch.int64), torch.empty(0, 2)
-
-
-class Asked:
-    """A request that keeps its answer."""
-
-    def __init__(self, kind, tensors=(), **head):
-        self.kind, self.head, self.tensors = kind, head, list(tensors)
-        self.answered = False
-        self.reply_head = self.text = self.code = None
-
-    def reply(self, head=None, tensors=()):
-        assert not self.answered, "answered twice"
-        self.answered, self.reply_head, self.replied = True, head or {}, list(tensors)
-
-    def refuse(self, text, code="refused"):
-        assert not self.answered, "answered twice"
-        self.answered, self.text, self.code = True, text, code
-
-
-def ask(server, kind, tensors=(), **head):
-    asked = Asked(kind, tensors, **head)
-    server.handle(asked)
-    return asked
-
-
-def told(server, kind, tensors=(), **head):
-    """The answer's head, of a request that is not refused."""
-    asked = ask(server, kind, tensors, **head)
-    assert asked.answered, f"{kind} is not answered"
-    assert asked.text is None, asked.text
-    return asked.reply_head
-
-
-def begin(server, mode, generation=1, replicas=None, version=0, spec=SPEC, dense=DENSE):
-    replicas = server.workers if replicas is None else replicas
-    head = {"g": generation, "mode": mode, "replicas": replicas, "version": version, "spec": spec.to_json()}
-    return ask(server, "begin", [dense.clone()], **head)
-
-
-def made(mode="sync", workers=2, **settings):
-    """A server that is ready to train."""
-    endpoints = ("127.0.0.1:1",)
-    server = Server(Role(kind="server", workers=workers, servers=1, server_endpoints=endpoints), timeout=9.0)
-    assert begin(server, mode, **settings).text is None
-    told(server, "rows", [torch.arange(4), ROWS], g=server.generation, table=0)
-    told(server, "ready", g=server.generation)
-    return server
-
-
-def push(server, worker, step, gradient=(0.0, 0.0, 0.0), ids=(), rows=(), rate=0.1, **head):
-    """Gradients of the variable, and of rows of the table."""
-    tensors = [torch.tensor(gradient), torch.tensor(ids, dtype=torch.int64), torch.tensor(rows).view(len(ids), 2)]
-    head = {"g": server.generation, "w": worker, "s": step, "p": [0], "r": [rate], "t": [0], **head}
-    return ask(server, "push", tensors, **head)
-
-
-def pull(server, ids, version=0, **head):
-    return ask(server, "pull", [torch.tensor(ids)], **{"g": server.generation, "t": 0, "v": version, **head})
-
-
-def dense(server):
-    return server.shard.dense()[0]
-
-
-def state(server):
-    """All that a wrong message must not change."""
-    held = [server._held, server._cut, dict(server._pushes), list(server._pulls), dict(server._joining), server._left]
-    shard = None if server.shard is None else (dense(server).tolist(), server.shard.tables[0].pull(torch.arange(4)))
-    facts = [server.mode, server.generation, server.broken, server.dropped, dict(server.last), server._ready]
-    version = None if server.shard is None else server.shard.version
-    return [*held, *facts, version, server._replicas, None if shard is None else (shard[0], shard[1].tolist())]
+from .asking import DENSE, ROWS, ask, bare, begin, dense, made, pull, push, told
 
 
 @pytest.fixture
@@ -238,14 +157,14 @@ class TestJoining:
         return ask(server, "join", **{"worker": worker, "incarnation": "a", "generation": 0, "mode": "sync", **head})
 
     def test_a_generation_begins_when_all_are_there(self):
-        server = Server(Role(kind="server", workers=2, servers=1, server_endpoints=("127.0.0.1:1",)))
+        server = bare()
         first = self.join(server, 1)
         assert not first.answered
         assert self.join(server, 0).reply_head == first.reply_head == {"generation": 1}
         assert told(server, "status")["ready"] is False
 
     def test_the_number_is_above_what_any_member_knows(self):
-        server = Server(Role(kind="server", workers=2, servers=1, server_endpoints=("127.0.0.1:1",)))
+        server = bare()
         self.join(server, 1, generation=6)
         assert self.join(server, 0, generation=2).reply_head == {"generation": 7}
 
@@ -496,7 +415,7 @@ class TestSaving:
         server = made(version=5)
         told(server, "save", g=1, path=str(tmp_path / "a"))
         saved(server, tmp_path / "a")
-        other = Server(Role(kind="server", workers=2, servers=1, server_endpoints=("127.0.0.1:1",)))
+        other = bare()
         other.model_dir = str(tmp_path / "a")
         begin(other, "sync", dense=torch.zeros(3))
         told(other, "ready", g=1)
@@ -539,91 +458,3 @@ class TestEnd:
     def test_dense(self):
         asked = ask(made(version=2), "dense", g=1)
         assert (asked.reply_head, asked.replied[0].tolist()) == ({"v": 2}, DENSE.tolist())
-
-
-GOOD = {"g": 1, "w": 0, "s": 0, "p": [0], "r": [0.1], "t": [0]}
-THREE = (DENSE, NO_IDS, NO_ROWS)
-BEGIN = {"g": 2, "mode": "sync", "replicas": 2, "version": 0, "spec": SPEC.to_json()}
-WRONG = {
-    "unknown kind": ("dance", (), {}, "a server does not know 'dance'"),
-    "beat of nobody": ("beat", (), {"worker": 9}, "'beat' has worker=9: send a whole number"),
-    "beat without a worker": ("beat", (), {}, "'beat' has worker=None"),
-    "bye of a server": ("bye", (), {"worker": 2}, "'bye' has worker=2"),
-    "join as text": ("join", (), {"worker": "0", "mode": "sync", "generation": 0}, "'join' has worker='0'"),
-    "join without a count": ("join", (), {"worker": 0, "mode": "sync"}, "'join' has generation=None"),
-    "join of a strange age": ("join", (), {"worker": 0, "mode": "sync", "generation": "x"}, "has generation='x'"),
-    "begin in no mode": ("begin", (DENSE,), {**BEGIN, "mode": "ring"}, "mode 'ring': a server trains in sync"),
-    "begin without a spec": ("begin", (DENSE,), {**BEGIN, "spec": None}, "the description of a model is None"),
-    "begin with other values": ("begin", (DENSE[:1],), BEGIN, "got the values as"),
-    "begin without replicas": ("begin", (DENSE,), {**BEGIN, "replicas": None}, "'begin' has replicas=None"),
-    "begin with no replica": ("begin", (DENSE,), {**BEGIN, "replicas": 0}, "a step takes the gradients of 1 to 2"),
-    "begin with too many": ("begin", (DENSE,), {**BEGIN, "replicas": 3}, "'begin' has replicas=3"),
-    "begin of no version": ("begin", (DENSE,), {**BEGIN, "version": -1}, "'begin' has version=-1"),
-    "rows of no table": ("rows", (torch.arange(1), ROWS[:1]), {"g": 1, "table": 7}, "there is no table 7"),
-    "rows without values": ("rows", (torch.arange(1),), {"g": 1, "table": 0}, "'rows' came with 1 tensors: send 2"),
-    "rows of another age": ("rows", (torch.arange(1), ROWS[:1]), {"g": 9, "table": 0}, "generation 9 is not this"),
-    "rows of a wrong shape": ("rows", (torch.arange(2), ROWS[:1]), {"g": 1, "table": 0}, "table 't' got"),
-    "load from nowhere": ("load", (), {"g": 1}, "'load' has path=None: send an absolute one"),
-    "load from a place": ("load", (), {"g": 1, "path": "here"}, "'load' has path='here'"),
-    "load what is not there": ("load", (), {"g": 1, "path": "/not/there"}, "/not/there"),
-    "ready too late": ("ready", (), {"g": 0}, "generation 0 is not this server's, 1"),
-    "dense of another age": ("dense", (), {"g": None}, "generation None is not this server's, 1"),
-    "pull of no table": ("pull", (torch.arange(1),), {"g": 1, "t": 3, "v": 0}, "there is no table 3"),
-    "pull without a table": ("pull", (torch.arange(1),), {"g": 1, "v": 0}, "'pull' has t=None"),
-    "pull without ids": ("pull", (), {"g": 1, "t": 0, "v": 0}, "'pull' came with 0 tensors: send 1"),
-    "pull of no version": ("pull", (torch.arange(1),), {"g": 1, "t": 0}, "'pull' has v=None"),
-    "pull of floats": ("pull", (torch.ones(1),), {"g": 1, "t": 0, "v": 0}, "send a list of int64"),
-    "push of nobody": ("push", THREE, {**GOOD, "w": 2}, "'push' has w=2"),
-    "push of no step": ("push", THREE, {**GOOD, "s": -1}, "'push' has s=-1"),
-    "push of a true step": ("push", THREE, {**GOOD, "s": True}, "'push' has s=True"),
-    "push of another age": ("push", THREE, {**GOOD, "g": 2}, "generation 2 is not this server's, 1"),
-    "push without rates": ("push", THREE, {**GOOD, "r": None}, "a push has p and r"),
-    "push with odd rates": ("push", THREE, {**GOOD, "r": ["x"]}, "a push has p and r"),
-    "push with many rates": ("push", THREE, {**GOOD, "r": [1.0, 2.0]}, "2 learning rates came for 1 optimizers"),
-    "push with a negative rate": ("push", THREE, {**GOOD, "r": [-1.0]}, "the learning rate of SGD is -1.0"),
-    "push of odd variables": ("push", THREE, {**GOOD, "p": ["w"]}, "a push has p and r"),
-    "push of odd tables": ("push", THREE, {**GOOD, "t": 0}, "a push has t: the numbers of tables"),
-    "push of a table twice": ("push", (DENSE, *THREE[1:], *THREE[1:]), {**GOOD, "t": [0, 0]}, "cannot hold rows of 2"),
-    "push of too few tensors": ("push", (DENSE,), GOOD, "a push of 1 tensors cannot hold rows of 1 tables"),
-    "push of other shapes": ("push", (DENSE[:2], *THREE[1:]), GOOD, "got a push as"),
-    "push of no such table": ("push", THREE, {**GOOD, "t": [5]}, "there is no table 5"),
-    "push of wrong rows": ("push", (DENSE, torch.arange(2), NO_ROWS), GOOD, "table 't' got"),
-    "leave of nobody": ("leave", (), {"g": 1, "stop": True}, "'leave' has w=None"),
-    "leave of another age": ("leave", (), {"g": 5, "w": 0}, "generation 5 is not this"),
-    "hold of another age": ("hold", (), {"g": 5}, "generation 5 is not this"),
-    "save to nowhere": ("save", (), {"g": 1, "upto": {}}, "'save' has path=None: send an absolute one"),
-    "gather without a name": ("gather", (), {"member": 0}, "a gather needs a name and a group"),
-}
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_message_is_refused_and_changes_nothing(name, mode):
-    kind, tensors, head, words = WRONG[name]
-    if mode == "async" and name == "pull of no version":
-        return  # it has a meaning in sync only
-    server = made(mode)
-    waiting = push(server, 1, 0, (1.0, 1.0, 1.0)) if mode == "sync" else None
-    before = state(server)
-    asked = ask(server, kind, tensors, **head)
-    assert asked.answered
-    assert asked.text is not None, "it was taken"
-    assert words in asked.text
-    assert state(server) == before
-    assert waiting is None or not waiting.answered
-
-
-@pytest.mark.parametrize("upto", [None, [1], {"a": 1}, {"0": "x"}])
-def test_a_save_up_to_nobody_knows_where_is_refused(upto, tmp_path):
-    server = made("async")
-    told(server, "hold", g=1)
-    asked = ask(server, "save", g=1, path=str(tmp_path), upto=upto)
-    assert "send a step for each worker" in asked.text
-
-
-@pytest.mark.parametrize("kind", ["rows", "load", "ready", "dense", "pull", "push", "leave", "hold", "save"])
-def test_before_it_begins_nothing_is_taken(kind):
-    server = Server(Role(kind="server", workers=2, servers=1, server_endpoints=("127.0.0.1:1",)))
-    tensors = (torch.arange(1), ROWS[:1]) if kind == "rows" else (torch.arange(1),) if kind == "pull" else ()
-    asked = ask(server, kind, tensors, g=0, table=0, path="/a", w=0, s=0, v=0, t=0)
-    assert asked.code == "stale"

@@ -23,7 +23,7 @@ class Drift:
         """After a backward pass: remember which rows the optimizers will move."""
         for weight, touched in zip(self._weights, self._touched, strict=True):
             if weight.grad is not None and weight.grad.is_sparse:
-                touched.append(weight.grad._indices().view(-1))  # noqa: SLF001 - without sorting them
+                touched.append(weight.grad._indices().view(-1).cpu())  # noqa: SLF001 - without sorting them
 
     @torch.no_grad()
     def taken(self) -> tuple[list[Tensor], dict[int, tuple[Tensor, Tensor]]]:
@@ -38,7 +38,7 @@ class Drift:
             ids = torch.unique(torch.cat(touched)) if touched else torch.empty(0, dtype=torch.int64)
             touched.clear()
             delta = (weight[ids] - old[ids]) / self._workers
-            old.index_add_(0, ids, delta)
+            old.index_add_(0, ids.to(old.device), delta)
             rows[table] = (ids, delta)
         return deltas, rows
 
@@ -50,8 +50,9 @@ class Drift:
             old.copy_(value)
         for table, (ids, found) in rows.items():
             weight, old = self._weights[table], self._old_rows[table]
-            weight.index_add_(0, ids, found - old[ids])
-            old[ids] = found
+            moved = found.to(weight.device)
+            weight.index_add_(0, ids.to(weight.device), moved - old[ids])
+            old[ids] = moved
 
     @torch.no_grad()
     def begin(self) -> None:

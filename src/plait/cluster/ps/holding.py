@@ -68,7 +68,8 @@ class Holding:
             return
         generation = {"g": members.generation}
         begin = {"spec": self.spec.to_json(), "mode": members.mode, "replicas": replicas, "version": version}
-        members.ask(server, "begin", {**generation, **begin}, self.placement.pack(server, self.variables)[1])
+        flats = [flat.cpu() for flat in self.placement.pack(server, self.variables)[1]]
+        members.ask(server, "begin", {**generation, **begin}, flats)
         if load is not None:
             members.ask(server, "load", {**generation, "path": load})
         else:
@@ -89,22 +90,25 @@ class Holding:
         pendings = []
         for server, connection in enumerate(self.members.connections):
             present, flats = self.placement.pack(server, tensors)
-            sent = list(flats)
+            sent = [flat.cpu() for flat in flats]
             for table, (_, values) in rows.items():
-                part = shares[table][server]
-                sent += [part.ids, values if part.positions is None else values.index_select(0, part.positions)]
+                part, given = shares[table][server], values.cpu()
+                sent += [part.ids, given if part.positions is None else given.index_select(0, part.positions)]
             pendings.append(connection.send("push", {**head, "p": present, "t": list(rows)}, sent))
         return pendings
 
     def take(self, answers: Sequence[Message], into: Sequence[Tensor] | None = None) -> None:
         """Write the variables that the servers sent into this worker's, or into others like them."""
         for server, answer in enumerate(answers):
-            count = len(self.placement.groups(server))
-            self.placement.unpack(server, answer.tensors[:count], self.variables if into is None else into)
+            targets = self.variables if into is None else into
+            flats = answer.tensors[: len(self.placement.groups(server))]
+            if targets and targets[0].device.type != "cpu":
+                flats = [flat.to(targets[0].device) for flat in flats]
+            self.placement.unpack(server, flats, targets)
 
     def take_rows(self, answers: Sequence[Message], rows: RowsOfTables) -> dict[int, tuple[Tensor, Tensor]]:
         """The rows that the servers sent after the variables, for the ids that were pushed."""
-        found = {table: torch.empty_like(values) for table, (_, values) in rows.items()}
+        found = {table: torch.empty_like(values, device="cpu") for table, (_, values) in rows.items()}
         for server, answer in enumerate(answers):
             sent = answer.tensors[len(self.placement.groups(server)) :]
             for (table, (ids, _)), got in zip(rows.items(), sent, strict=True):

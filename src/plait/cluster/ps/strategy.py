@@ -378,6 +378,8 @@ class Served:
         except Refused as error:
             if error.code != "finished" or self.in_step:  # others were here before this worker was started again
                 raise
+        if self.mode == "geo":  # everybody has sent the way that it went
+            self._patient(self._pull, self._pull)
 
     def settle(self, model: Model) -> None:
         """The model's variables become what the servers have, embeddings included."""
@@ -392,7 +394,8 @@ class Served:
         return self.worker_id == 0 or not self.in_step
 
     def whole(self) -> bool:
-        return True
+        """Rows whose gradients are being merged are in no checkpoint."""
+        return self._model is None or self._model.global_step.value % self.gradient_merge == 0
 
     def full(self, tree: dict[str, Any]) -> dict[str, Any]:
         return tree
