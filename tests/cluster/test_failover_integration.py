@@ -10,8 +10,8 @@ import pytest
 from .clusters import Cluster, descendants, kill_often
 
 STEPS = 120
-PAUSE = 0.02
-SECONDS = 60.0
+PAUSE = 0.01
+SECONDS = 90.0
 """A run without kills may take so long, on a busy machine."""
 
 
@@ -67,13 +67,14 @@ def test_ten_kills_change_no_bit_for_workers_in_step(mode, servers, target, undi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "geo"])
-def test_ten_kills_leave_the_loss_within_that_of_undisturbed_seeds(mode, tmp_path):
-    steps = STEPS * 4
-    quiet = [train(tmp_path / f"seed-{seed}", mode, 2, seed=seed, steps=steps) for seed in range(5)]
-    losses = [one["loss"] for one in quiet]
-    spread = max(losses) - min(losses)
+def test_ten_kills_leave_the_loss_within_the_spread_of_undisturbed_seeds(mode, tmp_path):
+    steps = STEPS * 10
+    quiet = [train(tmp_path / f"seed-{seed}", mode, 2, seed=seed, steps=steps)["loss"] for seed in range(5)]
+    spread = max(quiet) - min(quiet)
+    found = {}
     for target in ("worker 1", "worker 0", "server 0", "server 1"):
-        found = train(tmp_path / target.replace(" ", "-"), mode, 2, kills=10, target=target, seed=11, steps=steps)
-        assert found["step"] == steps
-        low, high = min(losses) - spread / 2, max(losses) + spread / 2
-        assert low <= found["loss"] <= high, f"{target}: {found['loss']}, undisturbed {statistics.mean(losses)}"
+        one = train(tmp_path / target.replace(" ", "-"), mode, 2, kills=10, target=target, seed=2, steps=steps)
+        assert one["step"] == steps
+        found[target] = one["loss"]
+    print(mode, "undisturbed", quiet, "killed", found)
+    assert all(abs(loss - statistics.mean(quiet)) <= spread for loss in found.values()), (quiet, found)
