@@ -14,7 +14,7 @@ from plait.cluster.settings import COLLECTIVE, Distributed
 from plait.engine.strategy import Strategy
 from plait.errors import ClusterError, ConfigError
 
-__all__ = ["connected", "control_of", "from_environment", "strategy_of"]
+__all__ = ["Among", "connected", "control_of", "from_environment", "strategy_of"]
 
 GOODBYE_SECONDS = 2.0
 
@@ -75,7 +75,7 @@ def control_of(role: Role) -> Control:
     """How role makers of this process talk to those of the others; one for a process."""
     found = _controls.get(role)
     if found is None:
-        found = _controls[role] = _served_control(role) if role.servers else _Among(_joined(role))
+        found = _controls[role] = _served_control(role) if role.servers else Among(_joined(role))
         _end_with_process()
     return found
 
@@ -97,7 +97,7 @@ def _served_control(role: Role) -> Control:
     return ServedControl(connection, role.index + (role.workers if role.is_server else 0), role.workers)
 
 
-class _Among:
+class Among:
     """The control of workers without servers."""
 
     def __init__(self, strategy: Strategy) -> None:

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from plait.cluster.connect import Among
 from plait.cluster.roles import Role, split_files
 from plait.cluster.settings import Distributed
-from plait.engine.strategy import Strategy
 from plait.errors import ConfigError
 from plait.openks.optimizers import (
     BaseDistributedOptimizer,
@@ -179,7 +179,7 @@ class BaseDistributedAlgorithm:
         optimizer._start(maker.role)  # noqa: SLF001 - a friend
         if maker.role.is_collective:
             # the group that trains is the one that talks: a process is in one
-            maker._joined = _Among(_program_of(optimizer).strategy)  # noqa: SLF001 - a friend
+            maker._joined = Among(_program_of(optimizer).strategy)  # noqa: SLF001 - a friend
 
     def init_worker(self) -> None:
         """Wait for the servers and the other workers; everybody's variables become the servers' or the first one's."""
@@ -353,20 +353,6 @@ class KSDistributedFactory:
         if flag not in made:
             made[int(flag)] = KSDistributedFactory._kinds[flag]()
         return made[flag]
-
-
-class _Among:
-    """How a role maker talks through the group that trains."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-
-    def gather(self, name: str, value: Any, *, everyone: bool = False) -> list[Any]:
-        del name, everyone  # there are workers only
-        return self._strategy.gather(value)
-
-    def close(self) -> None:
-        self._strategy.close()
 
 
 def _program_of(optimizer: BaseDistributedOptimizer) -> Program:
