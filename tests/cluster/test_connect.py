@@ -88,7 +88,7 @@ def test_one_worker_with_a_server_is_not_alone():
 
 @pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
 def test_modes_that_need_servers(mode):
-    words = f"mode='{mode}' needs servers, and torchrun's variables names none: start some"
+    words = f"mode='{mode}' needs servers, and there are none"
     with pytest.raises(ConfigError, match=words):
         strategy_of(WORKER, Distributed(mode=mode))
 
@@ -136,7 +136,7 @@ class TestEnvironment:
 
     def test_the_number_of_gradients_of_a_step_is_passed_on(self, role):
         role(SERVED)
-        assert from_environment(1).settings == Distributed(replicas_to_aggregate=1)
+        assert from_environment(1).settings == Distributed(mode="sync", replicas_to_aggregate=1)
 
     def test_settings_are_passed_on(self, role):
         role(WORKER)
@@ -190,3 +190,8 @@ class TestControl:
         made = strategy_of(WORKER, Distributed(local_sgd=4))
         control_of(WORKER).gather("start", 1)
         assert made.closed == 0
+
+
+def test_what_is_for_workers_without_servers_is_refused_with_them():
+    with pytest.raises(ConfigError, match="local_sgd is for workers without servers"):
+        strategy_of(SERVED, Distributed(local_sgd=4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from plait.cluster.ps.shard import Push, Shard
 from plait.cluster.ps.spec import ModelSpec, OptimizerSpec
 from plait.cluster.settings import Distributed
 from plait.cluster.transforms import after_build, before_build
+from plait.engine.op import GlobalStep
 from plait.engine.strategy import Local
+from plait.engine.update import moved_by
 from plait.errors import ConfigError
 from plait.variables.store import variable_name
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from plait.engine.model import Model
 
 __all__ = ["Alone"]
+
+log = logging.getLogger("plait")
 
 
 class Alone(Local):
@@ -35,6 +40,7 @@ class Alone(Local):
         self.gradients = Gradients()
         self._tables: dict[str, SparseEmbedding] = {}
         self._shard: Shard | None = None
+        self._step: GlobalStep | None = None
 
     def begin(self, model: Model) -> None:
         before_build(model, self.settings)
@@ -77,17 +83,26 @@ class Alone(Local):
         if not self._tables:
             return None
         scale = 1.0 / (self.gradient_merge * model.gradient.loss_scale)
-        weights = {module.weight for module in self._tables.values()}
+        trained = [module.weight for module in self._tables.values()]
+        weights, moved = set(trained), set(moved_by(list(optimizers)))
+        self._step = model.global_step
 
         def move() -> None:
             for optimizer in optimizers:
                 optimizer.step()
             groups = [group for one in model.optimizers() for group in one.param_groups]
             rates = [float(group["lr"]) for group in groups if any(value in weights for value in group["params"])]
+            found = self.gradients.take(scale)
+            rows = {number: found[number] for number in found if trained[number] in moved}
             if self._shard is not None:
-                self._shard.apply([Push(None, [], self.gradients.take(scale))], rates)
+                self._shard.apply([Push(None, [], rows)], rates)
 
         return move
+
+    def whole(self) -> bool:
+        """Rows whose gradients are being merged are in no checkpoint."""
+        merging = self._shard is not None and self._step is not None and self._step.value % self.gradient_merge
+        return not merging
 
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         if self._shard is None or directory is None:
@@ -103,5 +118,7 @@ class Alone(Local):
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         del model
-        if self._shard is not None and directory is not None and "servers" in state:
+        if self._shard is None and "servers" in state:
+            log.warning("the checkpoint was made with servers, which had the optimizers' state: it begins anew here")
+        elif self._shard is not None and directory is not None and "servers" in state:
             self._shard.load(Path(directory) / str(state["servers"]))

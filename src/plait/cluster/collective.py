@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from plait.cluster.buckets import Buckets, Plan
+from plait.cluster.embedding import SparseEmbedding
 from plait.cluster.exchange import Mesh, meet
 from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
@@ -144,6 +145,8 @@ class Collective:
 
     def transform(self, model: Model) -> None:
         after_build(model, self._settings)
+        if any(isinstance(module, SparseEmbedding) for module in model.modules()):
+            raise ConfigError("a SparseEmbedding of several workers lives on servers: `plait launch --servers 1`")
         if self._settings.sync_batch_norm:
             from plait.cluster.batch_norm import synchronise  # noqa: PLC0415 - few need it
 
@@ -272,7 +275,7 @@ class Collective:
 
     def barrier(self, name: str, interval: float) -> None:
         del interval  # a worker that comes, or dies, wakes the others at once
-        self._mesh.exchange(name)
+        self._mesh.exchange(name, patient=True)
 
     # ---- state
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import sys
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from plait.cluster.control import Control
 from plait.cluster.roles import Role, find_role
@@ -44,7 +45,11 @@ def strategy_of(role: Role, settings: Distributed) -> Strategy:
     if served and settings.mode == COLLECTIVE:
         raise ConfigError(f"mode='collective', but there are {role.servers} servers ({role.source}): start none")
     if not served and settings.mode not in ("auto", COLLECTIVE):
-        raise ConfigError(f"mode={settings.mode!r} needs servers, and {role.source} names none: start some")
+        raise ConfigError(
+            f"mode={settings.mode!r} needs servers, and there are none ({role.source}): `plait launch --servers 1`"
+        )
+    if served and settings.mode == "auto":
+        settings = dataclasses.replace(settings, mode="sync")  # which refuses what is for workers without servers
     if role in _open and _open[role][0] == settings and not served and not _open[role][1].closed:
         return _open[role][1]
     if role in _open and served:
@@ -146,5 +151,13 @@ def _end_with_process() -> None:
             if role.servers and role.is_worker:
                 _say_goodbye(role)
 
+    leaves = sys.exit
+
+    def exit_and_note(status: Any = None, /) -> NoReturn:
+        if status not in (None, 0):
+            failed.append(True)
+        leaves(status)
+
     sys.excepthook = note
+    sys.exit = exit_and_note
     atexit.register(leave)

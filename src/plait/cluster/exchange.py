@@ -12,6 +12,7 @@ import datetime as dt
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import select
@@ -30,6 +31,8 @@ from plait.errors import CheckpointError, ClusterError, ConfigError, UsageError
 from plait.variables.tree import join_tree, snapshot, split_tree
 
 __all__ = ["LIMIT", "Meeting", "Member", "Mesh", "meet", "pack", "unpack"]
+
+log = logging.getLogger("plait")
 
 LIMIT = 1 << 34
 """The most bytes that a worker takes from another at once."""
@@ -180,10 +183,12 @@ class Mesh:
         payload: bytes = b"",
         *,
         fd: int | None = None,
+        patient: bool = False,
     ) -> list[bytes]:
         """Everybody's payload, in rank order; nobody gets them before all have given theirs.
 
-        `fd` goes along to the others, who find it with `taken_fds`.
+        `fd` goes along to the others, who find it with `taken_fds`. With `patient`, those who live are waited for
+        however long they take, and it is said now and then for whom.
         """
         if self._ended:
             raise ClusterError(f"worker {self.rank} is in no group any more ({self._ended}), so there is no {name!r}")
@@ -197,13 +202,13 @@ class Mesh:
             peer.push(fd)
         found = {self.rank: payload}
         try:
-            self._collect(name, sign, found)
+            self._collect(name, sign, found, patient=patient)
         except ClusterError as error:
             self.close(str(error))
             raise
         return [found[rank] for rank in range(self.size)]
 
-    def _collect(self, name: str, sign: bytes, found: dict[int, bytes]) -> None:
+    def _collect(self, name: str, sign: bytes, found: dict[int, bytes], *, patient: bool) -> None:
         waiting, begun = dict(self._peers), time.monotonic()
         spin_until = begun + self._spin
         while True:
@@ -222,7 +227,11 @@ class Mesh:
                 os.sched_yield()  # whoever is waited for may have been put on this core
                 continue
             if now - begun > self.timeout:
-                raise ClusterError(self._late(name, [rank for rank in waiting if rank not in found] or list(waiting)))
+                late = self._late(name, [rank for rank in waiting if rank not in found] or list(waiting))
+                if not patient:
+                    raise ClusterError(late)
+                log.warning("%s; still waiting", late)
+                begun = now
             _wait(waiting.values(), begun + self.timeout - now)
 
     def _from(self, rank: int, peer: _Peer, name: str, sign: bytes) -> bytes | None:

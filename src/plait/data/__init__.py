@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plait.data.episodes import EpisodeSource, tensor_classes
+from plait.data.parts import OwnPart
 from plait.data.sample import Sample
 from plait.data.sources import (
     ConstantSource,
@@ -21,6 +22,7 @@ __all__ = [
     "EpisodeSource",
     "IterableSource",
     "LoaderSource",
+    "OwnPart",
     "Sample",
     "SequenceSource",
     "Source",

@@ -29,8 +29,9 @@ from plait.engine.report import (
 from plait.engine.session import Session
 from plait.engine.settings import RunConfig, check_count, read_config
 from plait.engine.stage import CotrainStage, LoopStage, Stage
+from plait.engine.strategy import Local
 from plait.engine.task import TaskScope
-from plait.errors import ConfigError, RecoverableError, TaskError
+from plait.errors import ClusterError, ConfigError, RecoverableError, TaskError
 from plait.variables.checkpoint import CheckpointDir
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _run(
             _restore(checkpoints, manager.project_name)
         return Session(model, model.global_step, ModelState(model))
 
-    recover_in_place = checkpoints is None
+    recover_in_place = checkpoints is None and isinstance(model.strategy, Local)
     progress = [hook for hook in hooks if isinstance(hook, ProgressHook)]
     try:
         with MonitoredSession(create, hooks, scoped_hooks=model.hooks, recover=recover_in_place) as session:
@@ -147,6 +148,10 @@ def _run(
                 _check_procedure(procedure_fn(model))
             else:
                 _keep_running(model, manager, procedure_fn, session, checkpoints)
+    except RecoverableError as error:
+        if checkpoints is not None or recover_in_place:
+            raise
+        raise ClusterError(f"{error}; without checkpoint_dir= there is nothing to go on from") from error
     finally:
         for hook in progress:
             hook.stop()

@@ -128,6 +128,13 @@ class LoopStage(Stage):
         if together is not None and self.model is not None:
             together.leave(self.model, self.scope.task, stop=stop)
 
+    def _between_moves(self) -> bool:
+        """Whether this worker has made steps that the others have not heard of."""
+        model = self.model
+        if model is None:
+            return False
+        return model.global_step.value % model.strategy.gradient_merge != 0 or not model.strategy.whole()
+
     def _left_by_another(self, error: LeftError) -> None:
         self.left = True
         self.finish = error.stop or self.seconds is None
@@ -162,6 +169,8 @@ class LoopStage(Stage):
             self._run_step += 1
             self.lstep += 1
             boundary()
+        if together is not None and self._between_moves():
+            self._leave(stop=False, finish=self.finish)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -222,7 +231,7 @@ def _end_together(stage: LoopStage | CotrainStage, model: Model) -> int:
     stage.finish, stage.spent, stage.stopped, left = (any(one[place] for one in told) for place in range(4))
     if stage.stopped:
         stage.sess.request_stop()
-    if not left:
+    if not left and len({int(one[4]) for one in told}) == 1:
         return 0
     for optimizer in model.optimizers():
         optimizer.zero_grad()

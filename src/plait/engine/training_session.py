@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -135,6 +136,8 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
         model = model or current_model()
         saver = ModelState(model) if model is not None else None
     is_chief = is_chief and (model is None or model.strategy.worker_id == 0)
+    if checkpoint_dir is not None and model is not None and model.strategy.worker_id and not model.strategy.in_step:
+        checkpoint_dir = Path(checkpoint_dir) / f"worker-{model.strategy.worker_id}"  # each goes its own way
     usual: list[SessionRunHook] = []
     saving: CheckpointSaverHook | None = None
     if log_step_count_steps:
@@ -143,7 +146,7 @@ def MonitoredTrainingSession(  # noqa: N802 - TensorFlow's name
     if is_chief and where is not None and (save_summaries_steps or save_summaries_secs):
         steps = save_summaries_steps if save_summaries_secs is None else None
         usual.append(SummarySaverHook(save_steps=steps, save_secs=save_summaries_secs, output_dir=where))
-    saves = is_chief or (model is not None and model.strategy.in_step)  # workers in step all take part
+    saves = is_chief or (model is not None and model.strategy.worker_num > 1)  # workers in step all take part
     if saves and checkpoint_dir is not None and (save_checkpoint_secs or save_checkpoint_steps):
         secs = save_checkpoint_secs if save_checkpoint_steps is None else None
         saving = CheckpointSaverHook(checkpoint_dir, secs, save_checkpoint_steps, saver)

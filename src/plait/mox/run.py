@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
+from plait.cluster.embedding import SparseEmbedding
 from plait.engine.fit import FitSettings, fit
 from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
@@ -219,6 +220,11 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
     if checkpoint_path is None:
         instead = "" if log_dir is None else f": write checkpoint_path={log_dir!r} instead of log_dir"
         raise ConfigError(f"{run_mode} needs checkpoint_path=, the directory of a run or a file of variables{instead}")
+    if not training and any(isinstance(module, SparseEmbedding) for module in model.modules()):
+        raise ConfigError(
+            f"{run_mode} of a model with a SparseEmbedding: its rows are not among the variables of a checkpoint; "
+            "evaluate in the middle of training, with inter_mode="
+        )
     include, exclude = get_flag("checkpoint_include_patterns"), get_flag("checkpoint_exclude_patterns")
     variables = model.variables()
     saved = bank.read_variables(checkpoint_path)
@@ -244,5 +250,6 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
             f"{error}\nWith other classes, leave the last layer out: mox.set_flag('checkpoint_exclude_patterns',"
             " mox.get_model_meta(name).default_logits_pattern)"
         ) from error
+    model.strategy.broadcast(list(variables.values()))  # whoever holds them takes them, too
     if not training:
         model.global_step.value = bank.read_step(checkpoint_path)

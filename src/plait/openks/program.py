@@ -186,6 +186,9 @@ class Program(Model):
         if self.global_step.value % self.strategy.gradient_merge == 0:
             for value in self._moved:
                 value.grad = None
+            rows = getattr(self.strategy, "gradients", None)
+            if rows is not None:
+                rows.take(1.0)  # of a backward pass that nothing came of
         everything = len(variables) == sum(value.requires_grad for value in self._moved)
         loss.backward(inputs=None if everything else variables)  # type: ignore[no-untyped-call] # torch's
         self.loss_metrics[None].value = loss.detach()

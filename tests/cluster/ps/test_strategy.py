@@ -107,7 +107,7 @@ def test_a_variable_of_two_optimizers_is_refused():
         model = make_model(Alone())
         model.assignments["other"] = {torch.optim.SGD(model.out.parameters(), lr=0.1): ([], None)}
         strategy.begin(model)
-        with pytest.raises(ConfigError, match="'out/weight' is moved by two optimizers.*the same optimizer object"):
+        with pytest.raises(ConfigError, match="'out/weight' is moved by two optimizers.*the same optimizer_fn"):
             strategy.prepare(model)
 
 

@@ -27,6 +27,8 @@ MARGIN = 5.0
 """Seconds that a member waits past its own deadline: the answer that names who is missing comes from server 0."""
 GOODBYE = 2.0
 MAX_DEPTH = 16
+KEPT = 256
+"""Gathers whose results are kept, the newest; a worker that was started again is not further behind."""
 GROUPS = ("workers", "all")
 
 
@@ -143,7 +145,7 @@ class Coordinator:
             for member, came in list(gather.came.items()):
                 if now > came.until:
                     self._leave(group, gather, member)
-                    seconds = came.request.head["timeout"]
+                    seconds = came.request.head.get("patience", came.request.head["timeout"])
                     came.request.refuse(f"{gather.name!r}: {missing} did not come within {seconds:g} s", "timeout")
         self._end_hopeless()
 
@@ -174,6 +176,8 @@ class Coordinator:
         result = self._results[group] = _Result(members, head, tensors)
         if all(came.request.head.get("keep") for came in ordered):
             self._kept[gather.name] = result
+            while len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
         for came in ordered:
             try:
                 came.request.reply(head, tensors)
@@ -287,8 +291,8 @@ class ServedControl:
     def _ask(self, head: dict[str, Any], tensors: list[Tensor]) -> Message:
         until = time.monotonic() + self._timeout + MARGIN
         while True:
-            pending = self._connection.send("gather", head, tensors)
             left = until - time.monotonic()
+            pending = self._connection.send("gather", {**head, "timeout": max(left - MARGIN, 0.001), "patience": self._timeout}, tensors)
             if left <= RESEND:
                 return pending.wait(max(left, 0.0), self._check)
             if pending.ready(RESEND, self._check):

@@ -76,6 +76,12 @@ class Holding:
             self._send_rows(server)
         members.ask(server, "ready", generation)
 
+    def put(self, server: int, *, version: int) -> None:
+        """Overwrite what a server has with this worker's values; optimizers' state stays."""
+        flats = [flat.cpu() for flat in self.placement.pack(server, self.variables)[1]]
+        self.members.ask(server, "put", {"g": self.members.generation, "version": version}, flats)
+        self._send_rows(server)
+
     def _send_rows(self, server: int) -> None:
         count = len(self.members.connections)
         for number, weight in enumerate(self.weights):
@@ -164,7 +170,7 @@ def _numbered(model: Model) -> tuple[dict[Tensor, int], list[OptimizerSpec]]:
                     name = next((name for name, value in model.variables().items() if value is variable), "?")
                     raise ConfigError(
                         f"variable {name!r} is moved by two optimizers, and servers keep one for each: give the tasks "
-                        "the same optimizer object"
+                        "the same optimizer_fn, such as one optimizer_setter(opt) for all"
                     )
                 numbers[variable] = len(optimizers)
             optimizers.append(spec)

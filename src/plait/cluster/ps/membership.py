@@ -74,6 +74,8 @@ class Membership:
         try:
             return self.connections[0].send("join", head).wait(self.timeout + LIMIT, self._heartbeat.check)
         except Refused as error:
+            if error.code == "timeout":
+                raise ClusterError(f"{error}: see that all are started, with the same PLAIT_SECRET") from None
             if error.code != "finished":
                 raise
             log.warning("worker %d was started again after all others had finished: nothing is left", self.worker)
@@ -115,7 +117,8 @@ class Membership:
                 connection.forget(pending)
                 if time.monotonic() > until:
                     raise ClusterError(
-                        f"worker {self.worker} waited {self.timeout:g} s for {connection.where} to answer"
+                        f"worker {self.worker} waited {self.timeout:g} s for {connection.where}: see that it was "
+                        "started, and with the same PLAIT_SECRET, if there is one"
                     )
                 pending = connection.send("status")
             self._heartbeat.expect(server, str(pending.result().head["incarnation"]))

@@ -18,6 +18,7 @@ from plait.cluster.ps.shard import Push, Shard
 from plait.cluster.ps.spec import ModelSpec
 from plait.cluster.roles import Role
 from plait.cluster.settings import SERVED
+from plait.engine.report import show_log
 from plait.errors import ClusterError, PlaitError
 
 __all__ = ["Server", "Serving", "serve", "start"]
@@ -26,7 +27,7 @@ log = logging.getLogger("plait")
 
 GRACE = 1.0
 """Seconds between the last goodbye and the end: answers are still under way."""
-SILENT_TIMES = 10
+SILENT_TIMES = 3
 """A server ends when it has heard of nobody for so many timeouts."""
 CUT_SECONDS = 5.0
 """How long a save waits for pushes that other servers have got already; and how long a hold waits for its save."""
@@ -97,6 +98,7 @@ class Server:
             "leave": self._leave,
             "load": self._load,
             "pull": self._pull,
+            "put": self._put,
             "push": self._push,
             "ready": self._make_ready,
             "rows": self._rows,
@@ -216,6 +218,13 @@ class Server:
         self.broken, self._ready, self.last = None, False, {}
         request.reply()
 
+    def _put(self, request: Request) -> None:
+        """Other values for the variables, as from a checkpoint of another run."""
+        shard, version = self._of(request), _whole(request, "version")
+        shard.set_dense(request.tensors)
+        shard.version = version
+        request.reply()
+
     def _rows(self, request: Request) -> None:
         """Start values of a table of a known size."""
         ids, values = _tensors(request, 2)
@@ -235,7 +244,7 @@ class Server:
         if self.model_dir is not None:
             version = shard.version
             shard.load(Path(self.model_dir))
-            shard.version, self.model_dir = version, None
+            shard.version = version
         self._ready = True
         request.reply()
 
@@ -509,6 +518,8 @@ def serve(role: Role, *, timeout: float = 60.0, model_dir: str | None = None) ->
     """
     server, service = start(role, timeout=timeout)
     server.model_dir = model_dir
+    show_log()
+    log.info("server %d listens at %s, for %d worker(s)", role.index, service.endpoint, role.workers)
     try:
         while not service.wait(0.5):
             silent = time.monotonic() - server.heard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from plait.cluster.embedding import Gradients, SparseEmbedding
 from plait.cluster.ps import saving
 from plait.cluster.ps.client import Pending, Refused
 from plait.cluster.ps.geo import Drift
-from plait.cluster.ps.holding import Asked, Holding
+from plait.cluster.ps.holding import Asked, Holding, RowsOfTables
 from plait.cluster.ps.lookup import AheadSource, Embedding, replace_embeddings, sparse_embeddings
 from plait.cluster.ps.membership import Membership
 from plait.cluster.ps.server import serve
@@ -134,8 +135,7 @@ class Served:
         self._forget()
         self.gradients = Gradients()
         self._make_ready()
-        if self.in_step:
-            self._take_chiefs()
+        self._take_chiefs()
         self._pull()
 
     def _make_ready(self, load: str | None = None) -> None:
@@ -192,7 +192,11 @@ class Served:
         asked, version = self._asked.pop(_key(table, ids), None) if create else None, self._moves()
         if create:
             self._learn(table, ids)
-        if asked is None or (self.mode == "sync" and asked.version != version):
+        if (
+            asked is None
+            or (self.mode == "sync" and asked.version != version)
+            or not torch.equal(asked.ids, ids)  # a step may change its batch
+        ):
             asked = self.held.ask_rows(table, ids, version, create=create)
         return self._patient(partial(self.held.rows, asked), partial(self._rows_again, asked, create=create))
 
@@ -217,7 +221,7 @@ class Served:
             if name in sample and len(self._asked) < AHEAD:
                 ids = sample[name].reshape(-1)
                 if ids.dtype is torch.int64 and ids.device.type == "cpu":
-                    self._asked[_key(table, ids)] = self.held.ask_rows(table, ids, next_version)
+                    self._asked[_key(table, ids)] = self.held.ask_rows(table, ids.clone(), next_version)
 
     # A step
 
@@ -234,6 +238,7 @@ class Served:
         scale = 1.0 / (self.gradient_merge * model.gradient.loss_scale)
         moved = set(moved_by(list(optimizers)))
         masks: list[bool] = []
+        options = _options(optimizers)
 
         def move() -> None:
             variables = self.held.variables
@@ -241,13 +246,23 @@ class Served:
                 masks.extend(variable in moved for variable in variables)
             # what another task left in a variable's gradient is not this task's
             gradients = [value.grad if mask else None for value, mask in zip(variables, masks, strict=True)]
-            self._push(model, _rates(model.optimizers(), optimizers), gradients, scale)
+            weights, found = self.held.weights, self.gradients.take(scale)
+            rows = {table: found[table] for table in found if weights[table] in moved}
+            rates = _rates(model.optimizers(), optimizers)
+            if _options(optimizers) != options:
+                raise ConfigError(
+                    "an option of an optimizer other than its learning rate has changed (OneCycleLR cycles the "
+                    "momentum): the servers have the first one; write cycle_momentum=False, or train without servers"
+                )
+            self._push(model, rates, gradients, rows)
 
         return move
 
-    def _push(self, model: Model, rates: Sequence[float], gradients: Sequence[Tensor | None], scale: float) -> None:
+    def _push(
+        self, model: Model, rates: Sequence[float], gradients: Sequence[Tensor | None], rows: RowsOfTables
+    ) -> None:
         head = {"g": self.members.generation, "w": self.worker_id, "s": self._moves(), "r": rates}
-        pendings = self.held.push(head, gradients, self.gradients.take(scale))
+        pendings = self.held.push(head, gradients, rows)
         if self.mode == "async":
             self._under_way.append(pendings)
             while len(self._under_way) > UNDER_WAY:
@@ -366,27 +381,59 @@ class Served:
         return combined(self.gather(value), how)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Also the servers take the chief's values, which a stage or a checkpoint has given it."""
         told = self.tell([tensor.detach() for tensor in tensors])
         with torch.no_grad():
             for tensor, value in zip(tensors, told, strict=True):
                 tensor.copy_(value)
+        if self._held is not None:
+            self._patient(self._send_values, self._send_values)
+
+    def _send_values(self) -> None:
+        """Let the servers hold what the chief has."""
+        self.settle_pushes()
+        if self.worker_id == 0:
+            for server in self.members.servers:
+                self.held.put(server, version=self._moves())
+        self.gather(None)
+        self._pull()
 
     def barrier(self, name: str, interval: float) -> None:
-        del interval, name
-        try:
-            self.gather(None)
-        except Refused as error:
-            if error.code != "finished" or self.in_step:  # others were here before this worker was started again
-                raise
-        if self.mode == "geo":  # everybody has sent the way that it went
-            self._patient(self._pull, self._pull)
+        """Those who live are waited for however long they take; one that is lost, until it may be called missing."""
+        self._gathers += 1
+        lost_at: float | None = None
+        while self.worker_num > 1:
+            try:
+                self.members.gather(f"gather {self._gathers}", None)
+                break
+            except Refused as error:
+                if error.code == "finished" and not self.in_step:
+                    break  # others were here before this worker was started again
+                if error.code != "timeout":
+                    raise
+                log.warning("the end of stage %r: %s; still waiting", name, error)
+                lost_at = None
+            except AbortedError:
+                lost_at = lost_at or time.monotonic()
+                if self.in_step or time.monotonic() - lost_at > self.settings.timeout:
+                    raise
+                time.sleep(interval)
+        if self.mode != "sync":  # everybody has sent what it had
+            self._patient(self._pull_all, self._pull_all)
+
+    def _pull_all(self) -> None:
+        """The model's variables become what the servers have, embeddings included."""
+        self._pull()
+        if self.mode != "geo":
+            self.held.pull_tables()
 
     def settle(self, model: Model) -> None:
-        """The model's variables become what the servers have, embeddings included."""
+        """What this worker has done is on the servers, and in sync mode what they have is in the model."""
         del model
         self.settle_pushes()
         self._exchange()
-        self._patient(self.held.pull_tables, self.held.pull_tables)
+        if self.mode == "sync":
+            self.held.pull_tables()
 
     # State
 
@@ -410,9 +457,11 @@ class Served:
         if self.worker_id != 0 or directory is None:
             return state
         self.settle_pushes()
+        self._exchange()
         name = saving.name_of(model.global_step.value)
         self.save(saving.path_of(directory, name))
-        self._patient(self.held.pull_tables, self.held.pull_tables)
+        if self.mode != "geo":  # there, this worker's own variables are ahead of the servers'
+            self._patient(self._pull_all, self._pull_all)
         return {**state, "servers": name}
 
     def save(self, path: str) -> None:
@@ -440,9 +489,18 @@ class Served:
             self._saved = saving.path_of(directory, state["servers"])
             if self.worker_id == 0:
                 self._load(self._saved)
+        elif self.worker_id == 0:
+            log.warning("the checkpoint was made without servers: they take its variables; optimizers begin anew")
+            if self.mode == "sync" or not self._trained():
+                for server in self.members.servers:
+                    self.held.put(server, version=self._moves())
         if self.in_step:
             self.gather(None)
         self._patient(self._pull, self._pull)
+
+    def _trained(self) -> bool:
+        """Whether the servers have made steps: they live on when a worker comes back."""
+        return any(self.members.ask(server, "status").head["version"] > 0 for server in self.members.servers)
 
     def _load(self, path: str) -> None:
         """In sync mode all servers go back to the checkpoint; else those that have not been trained yet."""
@@ -453,6 +511,12 @@ class Served:
 
 def _no_answers() -> list[Message]:
     return []
+
+
+def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[Any]]:
+    """What the servers were told once of each parameter group; a schedule may change the rate only."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [[group.get(name) for name in ("momentum", "betas", "weight_decay", "alpha")] for group in groups]
 
 
 def _key(table: int, ids: Tensor) -> tuple[int, int, int]:

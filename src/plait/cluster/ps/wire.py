@@ -20,9 +20,9 @@ from plait.errors import ClusterError
 __all__ = ["MAX_HEADER", "MAX_TENSORS", "Buffer", "Message", "WireError", "decode", "encode"]
 
 VERSION = 1
-MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 22
 """Bytes of JSON in a message."""
-MAX_TENSORS = 4096
+MAX_TENSORS = 1 << 15
 MAX_DEPTH = 32
 MAX_DIMENSIONS = 16
 MAX_KIND = 32
