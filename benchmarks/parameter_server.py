@@ -56,8 +56,11 @@ def net():
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(WORDS, DIM, sparse=True)
     mlp = torch.nn.Sequential(
-        torch.nn.Linear(SLOTS * DIM + DENSE, 128), torch.nn.ReLU(),
-        torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1),
+        torch.nn.Linear(SLOTS * DIM + DENSE, 128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 1),
     )
     return embedding, mlp
 

@@ -292,7 +292,8 @@ class ServedControl:
         until = time.monotonic() + self._timeout + MARGIN
         while True:
             left = until - time.monotonic()
-            pending = self._connection.send("gather", {**head, "timeout": max(left - MARGIN, 0.001), "patience": self._timeout}, tensors)
+            deadline = {"timeout": max(left - MARGIN, 0.001), "patience": self._timeout}
+            pending = self._connection.send("gather", {**head, **deadline}, tensors)
             if left <= RESEND:
                 return pending.wait(max(left, 0.0), self._check)
             if pending.ready(RESEND, self._check):
