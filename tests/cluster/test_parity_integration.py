@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import pytest
@@ -15,7 +16,7 @@ from .clusters import PROGRAMS, Cluster
 SECONDS = 120
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def one_process():
     """The variables of one process that trains on the joined batches."""
     spec = importlib.util.spec_from_file_location("parity", PROGRAMS / "parity.py")
@@ -37,13 +38,13 @@ def one_process():
 
 
 @pytest.mark.parametrize(("mode", "servers"), [("collective", 0), ("sync", 1), ("sync", 2)])
-def test_two_workers_in_step_equal_one_process_on_the_joined_batch(mode, servers, one_process, tmp_path):
+def test_two_workers_in_step_equal_one_process_on_the_joined_batch(mode, servers, tmp_path):
     out = tmp_path / "weights.safetensors"
     with Cluster(tmp_path, "parity.py", out, mode, servers=servers) as cluster:
         assert cluster.wait(SECONDS) == 0, cluster.output()[-4000:]
-    found = load_file(out)
-    assert found.keys() == one_process.keys()
-    for name, value in one_process.items():
+    found, expected = load_file(out), one_process()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
         limit = 1e-10 if value.dtype == torch.float64 else 1e-4
         difference = (found[name] - value).abs().max() / value.abs().max()
         assert difference <= limit, f"{name}: {difference}"

@@ -49,6 +49,7 @@ def build(model: Model) -> None:
         for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
             stream.close()
         raise
+    model.variables()  # two of one name are noticed here
     names = {variable: name for name, variable in model.trainable_variables().items()}
     model.strategy.transform(model)
     for task in model.loss_fns:

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
-from plait.cluster.embedding import SparseEmbedding
 from plait.engine.fit import FitSettings, fit
 from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
@@ -18,7 +17,6 @@ from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.engine.strategy import Strategy
 from plait.errors import ConfigError, MismatchError
 from plait.mox.flags import get_flag, selected
-from plait.mox.hosts import strategy_for
 from plait.mox.outputs import OutputHook
 from plait.mox.program import EVAL, TRAIN, Program
 from plait.mox.spec import ExportKeys, ModeKeys
@@ -95,6 +93,8 @@ def run(
 
 def _place(run_mode: str) -> Strategy | None:
     """How this process takes part in the run; None: it does not. What follows is logged, for people."""
+    from plait.mox.hosts import strategy_for  # noqa: PLC0415 - where nothing is run, no cluster is looked for
+
     strategy = strategy_for(run_mode)
     show_log(quiet=strategy is None or strategy.worker_id > 0)
     if strategy is None:
@@ -175,6 +175,12 @@ def _check_numbers(least: int = 1, **numbers: Any) -> None:
             raise ConfigError(f"{name}={value!r}: write a whole number from {least} on")
 
 
+def _has_rows_elsewhere(model: Model) -> bool:
+    from plait.cluster.embedding import SparseEmbedding  # noqa: PLC0415 - brings tables, which few need
+
+    return any(isinstance(module, SparseEmbedding) for module in model.modules())
+
+
 def _save_interval(secs: Any, steps: Any) -> tuple[float | None, int | None]:
     """What was given; of both, the seconds; of none, ten minutes."""
     if secs is not UNSET and secs is not None:
@@ -220,7 +226,7 @@ def _load(model: Model, run_mode: str, log_dir: str | None, checkpoint_path: str
     if checkpoint_path is None:
         instead = "" if log_dir is None else f": write checkpoint_path={log_dir!r} instead of log_dir"
         raise ConfigError(f"{run_mode} needs checkpoint_path=, the directory of a run or a file of variables{instead}")
-    if not training and any(isinstance(module, SparseEmbedding) for module in model.modules()):
+    if not training and _has_rows_elsewhere(model):
         raise ConfigError(
             f"{run_mode} of a model with a SparseEmbedding: its rows are not among the variables of a checkpoint; "
             "evaluate in the middle of training, with inter_mode="
