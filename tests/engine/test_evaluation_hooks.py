@@ -580,7 +580,7 @@ class OneOfTwo(Local):
 
 @pytest.mark.parametrize(("worker_id", "mean"), [(0, (1 + 3 + 9) / 3), (1, (5 + 9) / 2)])
 def test_workers_in_step_evaluate_their_parts_once_and_see_what_all_have_found(log, monkeypatch, worker_id, mean):
-    monkeypatch.setattr(sys.modules["plait.mox.run"], "strategy_for", lambda mode: OneOfTwo(worker_id))
+    monkeypatch.setattr("plait.mox.hosts.strategy_for", lambda mode: OneOfTwo(worker_id))
     run(
         lambda score, mode: [mox.LogEvaluationMetricHook({"score": score}, 4, 20, 12, prefix="[Evaluation]")],
         scores=(1, 5, 3),
