@@ -13,7 +13,7 @@ test: lint
 	$(BIN)/pytest -m "not slow"
 
 test-all: lint
-	$(BIN)/pytest
+	HYPOTHESIS_PROFILE=new $(BIN)/pytest
 
 test-tf:  # against TensorFlow itself: files, checkpoints, networks; in an environment of its own
 	$(PYTHON) -m venv $(VENV)-tf

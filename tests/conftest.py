@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from plait.engine import build, op
 from plait.engine.task import Frame, TaskScope, local
@@ -24,6 +25,11 @@ KEPT_PROCESSES = ("resource_tracker", "forkserver")
 """Processes of multiprocessing that live until Python ends, by a word of their command line."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("new", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+"""Made-up inputs are the same in every run, so that a change is judged by itself; `make test-all` draws new ones."""
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from plait.cluster.batch_norm import synchronise
 from plait.errors import ClusterError
 from plait.nets.blocks import BatchNorm, Conv, Norm, Recipe, he_normal
 
-WORKERS, DEADLINE, STEPS = 2, 100.0, 200
+WORKERS, STEPS = 2, 200
 ROWS = [(0, 3), (3, 8)]
 """Which rows of the joined batch each worker has."""
 
@@ -206,40 +205,16 @@ def work(cases, rank, folder):
     os._exit(0)  # gloo's threads may abort the end of a process: what is asked here is on disk
 
 
-def run_workers(cases, folder):
+def run_workers(run_ranks, cases, folder):
     """Two processes do the cases; gives what each left, by case and rank."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for rank in range(WORKERS):
-        with open(folder / f"{rank}.log", "w") as log:
-            command = [
-                sys.executable,
-                "-W",
-                "error::UserWarning",
-                "-W",
-                "error::FutureWarning",
-                __file__,
-                str(folder),
-                ",".join(cases),
-                str(rank),
-            ]
-            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
-    until = time.monotonic() + DEADLINE
-    try:
-        codes = [process.wait(max(0.1, until - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    texts = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(WORKERS)]
-    assert codes == [0] * WORKERS, "\n".join(texts)
+    run_ranks(__file__, folder, ",".join(cases))
     files = {(case, rank): folder / f"{case}-{rank}.pt" for case in cases for rank in range(WORKERS)}
     return {key: torch.load(file) for key, file in files.items() if file.exists()}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return run_workers(["trained", "layers", "calls", "kept"], tmp_path_factory.mktemp("workers"))
+def found(run_ranks, tmp_path_factory):
+    return run_workers(run_ranks, ["trained", "layers", "calls", "kept"], tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="module")
@@ -293,13 +268,13 @@ def test_names_variables_copies_and_evaluation_stay(found):
         assert all(seen.values()), seen
 
 
-def test_a_lost_worker_is_an_error_of_the_cluster(tmp_path):
-    assert run_workers(["lost"], tmp_path)["lost", 0] < 30
+def test_a_lost_worker_is_an_error_of_the_cluster(run_ranks, tmp_path):
+    assert run_workers(run_ranks, ["lost"], tmp_path)["lost", 0] < 30
 
 
 @pytest.mark.slow
-def test_compiled_it_is_the_same(tmp_path):
-    assert max(run_workers(["compiled"], tmp_path)["compiled", 0]) < 1e-10
+def test_compiled_it_is_the_same(run_ranks, tmp_path):
+    assert max(run_workers(run_ranks, ["compiled"], tmp_path)["compiled", 0]) < 1e-10
 
 
 if __name__ == "__main__":

@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ from plait.nets.resnet import create
 from plait.optim import rules
 from plait.optim.assign import optimizer_setter
 
-WORKERS, DEADLINE, ROWS = 2, 100.0, 4
+WORKERS, ROWS = 2, 4
 STEPS, MANY_STEPS = 20, 200
 OPTIMIZERS = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.5, foreach=True),
@@ -218,39 +216,15 @@ def work(cases, rank, folder):
     os._exit(0)  # gloo's threads may abort the end of a process: what is asked here is on disk
 
 
-def run_workers(folder, which):
+def run_workers(run_ranks, folder, which):
     """What two processes that do the cases have left, by case and rank."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = []
-    for rank in range(WORKERS):
-        with open(folder / f"{rank}.log", "w") as log:
-            command = [
-                sys.executable,
-                "-W",
-                "error::UserWarning",
-                "-W",
-                "error::FutureWarning",
-                __file__,
-                str(folder),
-                which,
-                str(rank),
-            ]
-            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
-    until = time.monotonic() + DEADLINE
-    try:
-        codes = [process.wait(max(0.1, until - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    texts = [(folder / f"{rank}.log").read_text()[-4000:] for rank in range(WORKERS)]
-    assert codes == [0] * WORKERS, "\n".join(texts)
+    run_ranks(__file__, folder, which)
     return {(case, rank): torch.load(folder / f"{case}-{rank}.pt") for case in TABLES[which] for rank in range(WORKERS)}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return run_workers(tmp_path_factory.mktemp("workers"), "short")
+def found(run_ranks, tmp_path_factory):
+    return run_workers(run_ranks, tmp_path_factory.mktemp("workers"), "short")
 
 
 def assert_close(ours, theirs, tolerance=1e-10):
@@ -270,8 +244,8 @@ def test_steps_equal_one_process(found, kind):
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_equal_one_process(tmp_path):
-    found = run_workers(tmp_path, "long")
+def test_two_hundred_steps_equal_one_process(run_ranks, tmp_path):
+    found = run_workers(run_ranks, tmp_path, "long")
     for kind in LONG_CASES:
         alone = trained(kind, None, steps=MANY_STEPS)
         for rank in range(WORKERS):

@@ -83,8 +83,9 @@ class Alone(Local):
         if not self._tables:
             return None
         scale = 1.0 / (self.gradient_merge * model.gradient.loss_scale)
-        trained = [module.weight for module in self._tables.values()]
-        weights, moved = set(trained), set(moved_by(list(optimizers)))
+        moved = set(moved_by(list(optimizers)))
+        weights = {module.weight for module in self._tables.values()}
+        tables = {number for number, module in enumerate(self._tables.values()) if module.weight in moved}
         self._step = model.global_step
 
         def move() -> None:
@@ -92,10 +93,8 @@ class Alone(Local):
                 optimizer.step()
             groups = [group for one in model.optimizers() for group in one.param_groups]
             rates = [float(group["lr"]) for group in groups if any(value in weights for value in group["params"])]
-            found = self.gradients.take(scale)
-            rows = {number: found[number] for number in found if trained[number] in moved}
             if self._shard is not None:
-                self._shard.apply([Push(None, [], rows)], rates)
+                self._shard.apply([Push(None, [], self.gradients.take(scale, tables))], rates)
 
         return move
 

@@ -24,7 +24,7 @@ from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
 from plait.cluster.shared_memory import SharedMemory
 from plait.cluster.transforms import after_build, before_build
-from plait.data.parts import PartSource, is_part
+from plait.data.parts import part_of
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
 from plait.engine.sync_replicas import wanted_replicas
@@ -173,9 +173,7 @@ class Collective:
     # ---- a step
 
     def part(self, source: Source, *, training: bool) -> Source:
-        if self.worker_num == 1 or is_part(source):
-            return source
-        return PartSource(source, self.worker_id, self.worker_num, together=training)
+        return part_of(source, self.worker_id, self.worker_num, together=training)
 
     def mover(self, model: Model, task: str | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         pass

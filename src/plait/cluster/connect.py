@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import sys
 from types import TracebackType
@@ -13,11 +12,9 @@ from plait.cluster.control import Control
 from plait.cluster.roles import Role, find_role
 from plait.cluster.settings import COLLECTIVE, Distributed
 from plait.engine.strategy import Strategy
-from plait.errors import ClusterError, ConfigError
+from plait.errors import ConfigError
 
 __all__ = ["Among", "connected", "control_of", "from_environment", "strategy_of"]
-
-GOODBYE_SECONDS = 2.0
 
 _open: dict[Role, tuple[Distributed, Strategy]] = {}
 """What this process has joined."""
@@ -117,14 +114,10 @@ class Among:
 
 
 def _say_goodbye(role: Role) -> None:
-    """Tell every server that this worker has finished: they end when all have."""
-    from plait.cluster.ps.client import Connection  # noqa: PLC0415 - brings ZeroMQ
+    """A worker that has only spoken to others, and trained nothing, has finished."""
+    from plait.cluster.ps.client import Connection, say_goodbye  # noqa: PLC0415 - brings ZeroMQ
 
-    for endpoint in role.server_endpoints:
-        connection = Connection(endpoint)
-        with contextlib.suppress(ClusterError):  # a server that is gone needs no goodbye
-            connection.send("bye", {"worker": role.index}).wait(GOODBYE_SECONDS)
-        connection.close()
+    say_goodbye([Connection(endpoint) for endpoint in role.server_endpoints], role.index)
 
 
 _ends: list[bool] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ class Gradients:
     def add(self, table: int, ids: Tensor, rows: Tensor) -> None:
         self._found.setdefault(table, []).append((ids, rows))
 
-    def take(self, scale: float) -> dict[int, tuple[Tensor, Tensor]]:
-        """All of it, times `scale`; nothing is left."""
+    def take(self, scale: float, tables: Collection[int] | None = None) -> dict[int, tuple[Tensor, Tensor]]:
+        """All of it, or that of `tables`, times `scale`; nothing is left."""
         found, self._found = self._found, {}
         taken = {}
         for table, parts in found.items():
+            if tables is not None and table not in tables:
+                continue
             ids, rows = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
             taken[table] = (ids, rows * scale if scale != 1 else rows)
         return taken

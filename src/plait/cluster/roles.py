@@ -297,7 +297,9 @@ def _paddle_collective(environ: Mapping[str, str], trainers: tuple[str, ...]) ->
             raise ConfigError(f"{name}={kind!r} without servers: write TRAINER, or set {_SERVERS}")
     own = _text(environ, "PADDLE_CURRENT_ENDPOINT")
     if own is not None and own not in trainers:
-        raise ConfigError(f"PADDLE_CURRENT_ENDPOINT={own!r} is not in {_TRAINERS}={','.join(trainers)}")
+        raise ConfigError(
+            f"PADDLE_CURRENT_ENDPOINT={own!r} is not in {_TRAINERS}={','.join(trainers)}: write one of them"
+        )
     place = trainers.index(own) if own else 0 if len(trainers) == 1 else None
     index = _number(environ, "PADDLE_TRAINER_ID", "this trainer's number", default=place)
     _check_below("PADDLE_TRAINER_ID", index, f"the length of {_TRAINERS}", len(trainers))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from plait.data.sources import Source, as_source
 from plait.errors import DataError
 
-__all__ = ["OwnPart", "PartSource", "Strided", "is_part"]
+__all__ = ["OwnPart", "PartSource", "Strided", "is_part", "part_of"]
 
 
 @runtime_checkable
@@ -111,3 +111,8 @@ class OwnPart:
 def is_part(source: Source) -> bool:
     """Whether the source gives each worker its own part by itself."""
     return bool(getattr(source, "is_part", False))
+
+
+def part_of(source: Source, index: int, count: int, *, together: bool) -> Source:
+    """The part of worker `index` of `count`; a source that gives each its own is left alone."""
+    return source if count == 1 or is_part(source) else PartSource(source, index, count, together=together)

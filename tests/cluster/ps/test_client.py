@@ -5,50 +5,11 @@ import time
 
 import pytest
 import torch
-import zmq
-import zmq.utils.garbage
 
 from plait.cluster.ps import client as client_module
-from plait.cluster.ps.client import Connection, Heartbeat, Refused, wait_all
+from plait.cluster.ps.client import Heartbeat, Refused, wait_all
 from plait.cluster.ps.service import QUEUED, Service
 from plait.errors import ClusterError, ConfigError, RecoverableError, UnavailableError
-
-
-@pytest.fixture(autouse=True, scope="module")
-def collector():
-    """The thread of pyzmq that frees the memory of large frames lives until Python ends; here, until the last test."""
-    zmq.utils.garbage.gc.start()
-    yield
-    zmq.utils.garbage.gc.stop()
-
-
-@pytest.fixture
-def serve():
-    made = []
-
-    def start(handle, endpoint="127.0.0.1:0"):
-        service = Service(endpoint, handle)
-        made.append(service)
-        service.start()
-        return service
-
-    yield start
-    for service in made:
-        service.stop()
-
-
-@pytest.fixture
-def connect():
-    made = []
-
-    def start(endpoint, name="server 0", **settings):
-        connection = Connection(endpoint, name=name, own="worker 0", **{"timeout": 10, **settings})
-        made.append(connection)
-        return connection
-
-    yield start
-    for connection in made:
-        connection.close()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import zmq.utils.garbage
 
 from plait.cluster.ps.client import Connection, Heartbeat, wait_all
 from plait.errors import UnavailableError
@@ -33,14 +32,6 @@ print(service.endpoint, flush=True)
 service.wait()
 """
 START_SECONDS = 60.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def collector():
-    """The thread of pyzmq that frees the memory of large frames lives until Python ends; here, until the last test."""
-    zmq.utils.garbage.gc.start()
-    yield
-    zmq.utils.garbage.gc.stop()
 
 
 @pytest.fixture

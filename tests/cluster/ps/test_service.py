@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import zmq
-import zmq.utils.garbage
 
 from plait.cluster.ps.client import Connection, Refused, wait_all
 from plait.cluster.ps.service import Service, address, curve_keys
@@ -19,44 +18,6 @@ from plait.cluster.ps.wire import decode, encode
 from plait.errors import ClusterError, ConfigError
 
 MEGABYTE = 1 << 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def collector():
-    """The thread of pyzmq that frees the memory of large frames lives until Python ends; here, until the last test."""
-    zmq.utils.garbage.gc.start()
-    yield
-    zmq.utils.garbage.gc.stop()
-
-
-@pytest.fixture
-def serve():
-    """Start a service that is stopped at the end."""
-    made = []
-
-    def start(handle=None, endpoint="127.0.0.1:0", **settings):
-        service = Service(endpoint, handle or echo, **settings)
-        made.append(service)
-        service.start()
-        return service
-
-    yield start
-    for service in made:
-        service.stop()
-
-
-@pytest.fixture
-def connect():
-    made = []
-
-    def start(service, **settings):
-        connection = Connection(service.endpoint, name="server 0", own="worker 0", **{"timeout": 10, **settings})
-        made.append(connection)
-        return connection
-
-    yield start
-    for connection in made:
-        connection.close()
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ from plait.cluster.ps.service import (
 from plait.cluster.ps.wire import Buffer, Message, WireError, decode, encode
 from plait.errors import ClusterError, UnavailableError
 
-__all__ = ["Connection", "Heartbeat", "Pending", "Refused", "wait_all"]
+__all__ = ["Connection", "Heartbeat", "Pending", "Refused", "say_goodbye", "wait_all"]
 
+GOODBYE_SECONDS = 2.0
 LOOK = 0.25
 """Seconds between two calls of `check` while waiting."""
 
@@ -209,6 +210,16 @@ def _wait(missing: list[Pending], seconds: float, check: Callable[[], None] | No
             looked = now
             check()
         zmq.zmq_poll(watched, math.ceil(min(until - now, LOOK) * 1000))
+
+
+def say_goodbye(connections: Sequence[Connection], worker: int) -> None:
+    """Tell servers that a worker has finished, and close: they end when all have. One that is gone needs no goodbye."""
+    pendings = [connection.send("bye", {"worker": worker}) for connection in connections]
+    for pending in pendings:
+        with contextlib.suppress(ClusterError):
+            pending.wait(GOODBYE_SECONDS)
+    for connection in connections:
+        connection.close()
 
 
 class Heartbeat:

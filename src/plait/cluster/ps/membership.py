@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import uuid
@@ -11,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plait.cluster.ps.client import Connection, Heartbeat, Pending, Refused, wait_all
+from plait.cluster.ps.client import Connection, Heartbeat, Pending, Refused, say_goodbye, wait_all
 from plait.cluster.ps.coordinator import ServedControl
 from plait.cluster.ps.wire import Message
 from plait.cluster.roles import Role
@@ -24,7 +23,6 @@ log = logging.getLogger("plait")
 
 LIMIT = 5.0
 """Seconds of silence after which a process is taken for dead."""
-GOODBYE_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 
 
@@ -84,13 +82,8 @@ class Membership:
 
     def leave(self) -> None:
         """Say goodbye to every server; they end when everybody has."""
-        pendings = [connection.send("bye", {"worker": self.worker}) for connection in self.connections]
-        for pending in pendings:
-            with contextlib.suppress(ClusterError):
-                pending.wait(GOODBYE_SECONDS)
+        say_goodbye(self.connections, self.worker)
         self._heartbeat.stop()
-        for connection in self.connections:
-            connection.close()
 
     def check(self) -> None:
         """Raise if a server is lost, or this generation is over."""

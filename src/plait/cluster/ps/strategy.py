@@ -26,7 +26,7 @@ from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
 from plait.cluster.transforms import after_build, before_build
-from plait.data.parts import PartSource, is_part
+from plait.data.parts import part_of
 from plait.data.sample import Sample
 from plait.data.sources import Source
 from plait.engine.strategy import HOW
@@ -181,9 +181,7 @@ class Served:
     # Rows
 
     def part(self, source: Source, *, training: bool) -> Source:
-        own: Source = source
-        if self.worker_num > 1 and not is_part(source):
-            own = PartSource(source, self.worker_id, self.worker_num, together=training and self.in_step)
+        own = part_of(source, self.worker_id, self.worker_num, together=training and self.in_step)
         ahead = self.mode in ("sync", "async")  # else rows would be older than the worker's own last step
         return AheadSource(own, self._announce) if training and ahead else own
 
@@ -246,8 +244,7 @@ class Served:
                 masks.extend(variable in moved for variable in variables)
             # what another task left in a variable's gradient is not this task's
             gradients = [value.grad if mask else None for value, mask in zip(variables, masks, strict=True)]
-            weights, found = self.held.weights, self.gradients.take(scale)
-            rows = {table: found[table] for table in found if weights[table] in moved}
+            rows = self.gradients.take(scale, {n for n, weight in enumerate(self.held.weights) if weight in moved})
             rates = _rates(model.optimizers(), optimizers)
             if _options(optimizers) != options:
                 raise ConfigError(
