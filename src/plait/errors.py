@@ -10,6 +10,7 @@ PlaitError
 │   ├── TaskError                tasks: unknown, twice, without an optimizer
 │   └── VariableError            variables and scopes: twice, missing, in two scopes
 ├── ClusterError                 a process of the cluster is lost, never came, or may not join
+├── FederalError                 the other party is lost, refused, or wants something else
 ├── CheckpointError              a checkpoint cannot be written or read
 │   └── MismatchError            it can be read, but belongs to another model
 ├── NanLossError                 a loss is not a number any more
@@ -27,6 +28,7 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "DataError",
+    "FederalError",
     "FetchError",
     "FunctionError",
     "MismatchError",
@@ -80,6 +82,10 @@ class VariableError(UsageError):
 
 class ClusterError(PlaitError):
     """A process of the cluster is lost, never came, or may not join; the text says which."""
+
+
+class FederalError(PlaitError):
+    """The other party is lost, is refused, or wants something else; the text says what, and since when."""
 
 
 class CheckpointError(PlaitError):

@@ -405,15 +405,19 @@ def test_only_those_who_know_the_secret_get_an_answer(serve, connect, monkeypatc
         echo(request)
 
     service = serve(handle, secret="a long sentence")
-    without, wrong, right = (
-        connect(service).send("without"),
-        connect(service, secret="another").send("wrong"),
-        connect(service, secret="a long sentence").send("right", {"a": 1}, [torch.ones(100_000)]),
-    )
+    right = connect(service, secret="a long sentence").send("right", {"a": 1}, [torch.ones(100_000)])
     assert right.wait().head == {"a": 1}
-    assert not without.ready(0.5)
-    assert not wrong.ready(0.5)
+    assert not answered(connect(service, timeout=1), "without")
+    assert not answered(connect(service, secret="another", timeout=1), "wrong")
     assert asked == ["right"]
+
+
+def answered(connection, kind):
+    """A request that is refused at the door may not even be taken: that depends on who is quicker."""
+    try:
+        return connection.send(kind).ready(0.5)
+    except ClusterError:
+        return False
 
 
 def test_knowing_the_servers_public_key_is_not_enough(serve, raw, monkeypatch):
@@ -437,7 +441,7 @@ def test_the_secret_is_read_from_the_environment(serve, connect, monkeypatch):
     service = serve()
     assert connect(service).request("a", {"b": 1}).head == {"b": 1}
     monkeypatch.delenv("PLAIT_SECRET")
-    assert not connect(service).send("a").ready(0.5)
+    assert not answered(connect(service, timeout=1), "a")
 
 
 def test_keys_follow_from_the_secret_alone():
