@@ -241,7 +241,7 @@ class InStep(Local):
         self.told = told
         self.asked = []
         self.is_whole = self.keeps = True
-        self.saved = []
+        self.durables = []
 
     def tell(self, value):
         self.asked.append(value)
@@ -257,7 +257,7 @@ class InStep(Local):
         self.asked.append("rejoin")
 
     def durable(self, state, directory):
-        self.saved.append((state, directory))
+        self.durables.append((state, directory))
         return self.keeps
 
 
@@ -281,7 +281,7 @@ class TestWorkersInStep:
         run(checkpoints, chief, 1)
         checkpoints.wait()
         assert steps() == [1]
-        assert chief.strategy.saved == [({"servers": "here"}, str(tmp_path))]
+        assert chief.strategy.durables == [({"servers": "here"}, str(tmp_path))]
 
     def test_a_save_that_the_cluster_cannot_make_is_none(self, opened, steps):
         class Full(InStep):

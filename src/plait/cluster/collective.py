@@ -26,7 +26,7 @@ from plait.cluster.shared_memory import SharedMemory
 from plait.cluster.transforms import after_build, before_build
 from plait.data.parts import part_of
 from plait.data.sources import Source
-from plait.engine.strategy import HOW
+from plait.engine.strategy import HOW, OneParty
 from plait.engine.sync_replicas import wanted_replicas
 from plait.engine.update import LeftError, leave_step
 from plait.errors import ClusterError, ConfigError
@@ -55,7 +55,7 @@ class _Agreed(NamedTuple):
     """Kept, so that nothing else gets their ids."""
 
 
-class Collective:
+class Collective(OneParty):
     """The strategy of a worker in a group without servers."""
 
     in_step = True

@@ -108,7 +108,8 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
     device = model.config.resolved_device()
     source = model.strategy.part(sample.source, training=scope.mode is MODE.TRAIN)
     stream = Stream(source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device)
-    op = Op(stream.read, name=f"input for {scope}", stream=stream, scope=scope, now=model._now)  # noqa: SLF001
+    read = model.strategy.reader(stream, scope)
+    op = Op(read, name=f"input for {scope}", stream=stream, scope=scope, now=model._now)  # noqa: SLF001
     sample.op = op
     model.inputs[scope] = sample
     model.streams[scope] = stream

@@ -113,19 +113,22 @@ class Checkpoints:
     def _newest(self) -> dict[str, Any] | None:
         """The newest checkpoint that is whole; workers in step all get the chief's."""
         strategy = self._strategy
-        found = self._directory.read_latest() if strategy.is_saver() else None
+        found = strategy.newest(self._directory) if strategy.is_saver() else None
         newest = None if found is None else {"path": str(found[0].path), "tree": found[1]}
         return cast("dict[str, Any] | None", strategy.tell(newest)) if strategy.in_step else newest
 
     def boundary(self) -> None:
         """Between two steps: save if it is time, and all workers are where the chief is."""
         self._changed = True
+        if self._strategy.is_due(self._is_due):
+            self.save()
+
+    def _is_due(self) -> bool:
         steps, secs = self._save_steps, self._save_secs
-        if (
+        return (
             (steps is not None and self._state.global_step.value - self._saved_step >= steps)
             or (secs is not None and self._is_time(secs))
-        ) and self._strategy.whole():
-            self.save()
+        ) and self._strategy.whole()
 
     def _is_time(self, secs: float) -> bool:
         """Whether `secs` have passed since the last save; by the chief's clock, looked at now and then."""
@@ -142,7 +145,7 @@ class Checkpoints:
     def after_stage(self) -> None:
         self._changed = True
         due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_STAGES
-        if self._strategy.tell(due) if self._strategy.in_step else due:
+        if self._strategy.lead(self._strategy.tell(due) if self._strategy.in_step else due):
             self.save()
 
     def save(self) -> None:
@@ -152,7 +155,12 @@ class Checkpoints:
         tree = self._state.capture(directory)
         if strategy.is_saver():
             cluster = tree.get("cluster", {})
-            self._saver.save(snapshot(tree), step=step, ready=lambda: strategy.durable(cluster, directory))
+            self._saver.save(
+                snapshot(tree),
+                step=step,
+                ready=lambda: strategy.durable(cluster, directory),
+                done=lambda path: strategy.saved(cluster, path),
+            )
         self._saved_step, self._saved_at, self._changed = step, time.monotonic(), False
 
     def save_first(self) -> None:

@@ -146,6 +146,7 @@ def _run(
             if checkpoints is None:
                 manager.init_arg(session)
                 _check_procedure(procedure_fn(model))
+                model.strategy.finish()
             else:
                 _keep_running(model, manager, procedure_fn, session, checkpoints)
     except RecoverableError as error:
@@ -200,6 +201,7 @@ def _keep_running(
             checkpoints.save_first()
             _check_procedure(procedure_fn(model))
             checkpoints.save_last()
+            model.strategy.finish()
         except RecoverableError as error:
             tries = 1 if model.global_step.value > reached else tries + 1
             reached = max(reached, model.global_step.value)

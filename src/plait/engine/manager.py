@@ -171,6 +171,7 @@ class StageManager:
         self.ran += 1
         self._place(index, name, stage)
         self._running = (name, stage)
+        self._strategy.begin_stage(name, stage)
         self.before_stage(stage)
         try:
             result = as_recorded(stage(*args, **kwargs))

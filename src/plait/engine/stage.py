@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from plait.engine.strategy import Strategy
+from plait.engine.strategy import Local, Strategy
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import LeftError
 from plait.errors import OutOfRangeError, StageError
@@ -110,6 +110,7 @@ class LoopStage(Stage):
         self.spent = self.stream is not None and self.stream.spent
         self.stopped = self.sess.should_stop()
         if self.model is not None:
+            self.model.strategy.end_loop()
             self.lstep -= _end_together(self, self.model)
         if self.model is None or self.scope.mode is not MODE.EVAL:
             return None
@@ -143,12 +144,15 @@ class LoopStage(Stage):
 
     def _loop(self, feed_dict: Mapping[Any, Any]) -> None:
         session, run_ops, step, boundary, together = self.sess, self.run_ops, self.step, self.boundary, self._together()
+        strategy = self.model.strategy if self.model is not None else Local()
+        follows, is_over = strategy.follows, strategy.stopper(session)
         begun = time.monotonic() - self._elapsed
-        while step is None or self._run_step < step:
-            if session.should_stop():
-                self._leave(stop=True)
+        while follows or step is None or self._run_step < step:
+            if is_over():
+                if not follows:
+                    self._leave(stop=True)
                 return
-            if self.seconds is not None:
+            if self.seconds is not None and not follows:
                 self._elapsed = time.monotonic() - begun
                 if self._elapsed >= self.seconds:
                     self._leave(stop=False, finish=False)
@@ -160,7 +164,8 @@ class LoopStage(Stage):
                 return
             except (OutOfRangeError, StopIteration):
                 # a pass that ended where the last run was suspended is not the end of this one
-                if (self.across_passes or self._run_step == 0) and self.stream is not None and not self.stream.spent:
+                goes_on = (self.across_passes or self._run_step == 0) and self.stream is not None
+                if follows or (goes_on and not self.stream.spent):  # type: ignore[union-attr] # it is there, then
                     continue
                 self._leave(stop=False)
                 return
@@ -225,13 +230,13 @@ def _end_together(stage: LoopStage | CotrainStage, model: Model) -> int:
     last one moved nothing, and is dropped by all.
     """
     strategy, step = model.strategy, model.global_step
-    if not strategy.in_step:
-        return 0
-    told = strategy.gather([stage.finish, stage.spent, stage.stopped, stage.left, step.value])
-    stage.finish, stage.spent, stage.stopped, left = (any(one[place] for one in told) for place in range(4))
+    own = [stage.finish, stage.spent, stage.stopped, stage.left, step.value]
+    told = strategy.gather(own) if strategy.in_step else [own]
+    found = [any(one[place] for one in told) for place in range(4)]
+    stage.finish, stage.spent, stage.stopped = strategy.lead(found[:3])
     if stage.stopped:
         stage.sess.request_stop()
-    if not left and len({int(one[4]) for one in told}) == 1:
+    if not strategy.in_step or (not found[3] and len({int(one[4]) for one in told}) == 1):
         return 0
     for optimizer in model.optimizers():
         optimizer.zero_grad()
@@ -286,14 +291,17 @@ class CotrainStage(Stage):
         self._loop(feed_dict)
         self.spent = all(self._stream(task).spent for task in self.ratio)
         self.stopped = self.sess.should_stop()
+        self.model.strategy.end_loop()
         _end_together(self, self.model)
 
     def _loop(self, feed_dict: Mapping[Any, Any] | None) -> None:
-        while self.step is None or self._run_step < self.step:
-            if self.sess.should_stop() or len(self._ended) == len(self.ratio):
-                self._leave()
+        follows, is_over = self.model.strategy.follows, self.model.strategy.stopper(self.sess)
+        while follows or self.step is None or self._run_step < self.step:
+            if is_over() or (not follows and len(self._ended) == len(self.ratio)):
+                if not follows:
+                    self._leave()
                 return
-            task = self.model.strategy.choose(self._draw())
+            task = self.model.strategy.choose(None if follows else self._draw())
             try:
                 with task_scope(MODE.TRAIN, task):
                     self.sess.run(self._ops[task], feed_dict)
@@ -303,7 +311,8 @@ class CotrainStage(Stage):
                     self.sess.request_stop()
                 return
             except (OutOfRangeError, StopIteration):
-                self._end_pass(task)
+                if not follows:
+                    self._end_pass(task)
                 continue
             if task not in self._begun:
                 self._begun.append(task)

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from plait.data import Sample, Stream
 from plait.data.sources import Source
+from plait.engine.task import TaskScope
 
 if TYPE_CHECKING:
-    from plait.engine.model import Model
+    from pathlib import Path
 
-__all__ = ["HOW", "Connectable", "Local", "Strategy", "default_strategy", "set_default_strategy"]
+    from plait.engine.model import Model
+    from plait.engine.monitored import MonitoredSession
+    from plait.engine.stage import Stage
+    from plait.variables.checkpoint import CheckpointDir, CheckpointInfo
+
+__all__ = ["HOW", "Connectable", "Local", "OneParty", "Strategy", "default_strategy", "set_default_strategy"]
 
 HOW = Literal["sum", "mean", "min", "max", "concat"]
 
@@ -31,6 +38,8 @@ class Strategy(Protocol):
     """Whether several workers take each training step together."""
     closed: bool
     """Whether this process has left."""
+    follows: bool
+    """Whether another party says, in this stage, when steps are made, when loops end and when it is time to save."""
 
     # Life: begin → (the build) → transform → (optimizers are made) → prepare → steps → close
 
@@ -67,6 +76,29 @@ class Strategy(Protocol):
 
     def leave(self, model: Model, task: str | None, *, stop: bool) -> None:
         """The worker takes no more steps of `task`: those who wait for it in one are told, and drop it."""
+
+    # Two parties, of which one leads
+
+    def reader(self, stream: Stream, scope: TaskScope) -> Callable[[], Sample]:
+        """What the input's Op calls; the other party is told what was read."""
+
+    def begin_stage(self, name: str, stage: Stage) -> None:
+        """A stage begins here; one that is the other party's, too, has to begin there."""
+
+    def stopper(self, session: MonitoredSession) -> Callable[[], bool]:
+        """What a loop asks before each step, whether it is over; one that follows waits there for the other's word."""
+
+    def end_loop(self) -> None:
+        """The loop makes no more steps."""
+
+    def lead(self, value: Any) -> Any:
+        """The tree of the party that leads, in both."""
+
+    def is_due(self, due: Callable[[], bool]) -> bool:
+        """Whether to save now: what `due` says, or the party that leads."""
+
+    def finish(self) -> None:
+        """The procedure has ended, and all that it saved is on disk; returns when it is so in both parties."""
 
     # Together
 
@@ -114,6 +146,12 @@ class Strategy(Protocol):
     def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         """Block, in any thread, until what `capture` gave is on disk; False if it was lost, and is not to be kept."""
 
+    def newest(self, directory: CheckpointDir) -> tuple[CheckpointInfo, Any] | None:
+        """The checkpoint to go on from."""
+
+    def saved(self, state: Mapping[str, Any], path: Path) -> None:
+        """What `capture` gave is on disk now; called in any thread."""
+
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         """Take that back; the model has its own state already."""
 
@@ -124,7 +162,41 @@ class Connectable(Protocol):
     def connect(self, replicas_to_aggregate: int | None = None) -> Strategy: ...
 
 
-class Local:
+class OneParty:
+    """What a strategy has to say of other parties when there are none."""
+
+    follows = False
+
+    def reader(self, stream: Stream, scope: TaskScope) -> Callable[[], Sample]:
+        del scope
+        return stream.read
+
+    def begin_stage(self, name: str, stage: Stage) -> None:
+        pass
+
+    def stopper(self, session: MonitoredSession) -> Callable[[], bool]:
+        return session.should_stop
+
+    def end_loop(self) -> None:
+        pass
+
+    def lead(self, value: Any) -> Any:
+        return value
+
+    def is_due(self, due: Callable[[], bool]) -> bool:
+        return due()
+
+    def finish(self) -> None:
+        pass
+
+    def newest(self, directory: CheckpointDir) -> tuple[CheckpointInfo, Any] | None:
+        return directory.read_latest()
+
+    def saved(self, state: Mapping[str, Any], path: Path) -> None:
+        pass
+
+
+class Local(OneParty):
     """One process: nothing to combine and nobody to wait for."""
 
     worker_id = 0

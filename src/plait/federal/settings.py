@@ -15,7 +15,7 @@ __all__ = ["ROLES", "VARIABLES", "Party", "other", "split_endpoint"]
 ROLES = ("leader", "follower")
 PRECISIONS = (None, "fp16", "bf16", "int8")
 VARIABLES = {
-    "role": "PLAIT_ROLE",
+    "role": "PLAIT_PARTY",
     "listen": "PLAIT_LISTEN",
     "peer": "PLAIT_PEER",
     "job": "PLAIT_JOB",

@@ -75,6 +75,8 @@ class CheckpointDir:
         self.path = Path(path)
         self.keep = keep
         self.version = version
+        self.pinned: Callable[[CheckpointInfo], bool] = lambda info: False  # noqa: ARG005 - its shape
+        """Which checkpoints must stay, however many are newer."""
         self._opened = False
 
     def check_writable(self) -> None:
@@ -106,6 +108,8 @@ class CheckpointDir:
     def prune(self) -> None:
         """Remove all but the newest `keep`; what cannot be removed is only warned about."""
         for info in self.list()[: -self.keep] if self.keep else []:
+            if self.pinned(info):
+                continue
             try:
                 # renamed first, so that half of a removed checkpoint never stands under its name
                 shutil.rmtree(info.path.rename(_temporary_name(self.path)))
@@ -188,13 +192,22 @@ class AsyncSaver:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, tree: Any, *, step: int, ready: Callable[[], bool] | None = None) -> None:
+    def save(
+        self,
+        tree: Any,
+        *,
+        step: int,
+        ready: Callable[[], bool] | None = None,
+        done: Callable[[Path], None] | None = None,
+    ) -> None:
         """Wait for the save before, then start this one; `tree` is the saver's from now on (see `snapshot`).
 
-        `ready` is called before anything is written: it may wait for what others write, and refuse the save.
+        `ready` is called before anything is written: it may wait for what others write, and refuse the save. `done`
+        is called when it is on disk.
         """
         self.wait()
-        thread = threading.Thread(target=self._write, args=(tree, step, ready), name="plait-checkpoint", daemon=True)
+        arguments = (tree, step, ready, done)
+        thread = threading.Thread(target=self._write, args=arguments, name="plait-checkpoint", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -213,11 +226,15 @@ class AsyncSaver:
     def close(self) -> None:
         self.wait()
 
-    def _write(self, tree: Any, step: int, ready: Callable[[], bool] | None) -> None:
+    def _write(
+        self, tree: Any, step: int, ready: Callable[[], bool] | None, done: Callable[[Path], None] | None
+    ) -> None:
         try:
             if ready is not None and not ready():
                 return
             self._path = self.directory.save(tree, step=step)
+            if done is not None:
+                done(self._path)
         except Exception as error:  # noqa: BLE001  the caller's thread raises it, in wait()
             self._error = error
 

@@ -29,7 +29,7 @@ from plait.cluster.transforms import after_build, before_build
 from plait.data.parts import part_of
 from plait.data.sample import Sample
 from plait.data.sources import Source
-from plait.engine.strategy import HOW
+from plait.engine.strategy import HOW, OneParty
 from plait.engine.sync_replicas import wanted_replicas
 from plait.engine.update import moved_by
 from plait.errors import AbortedError, ClusterError, ConfigError, RecoverableError, UnavailableError
@@ -51,7 +51,7 @@ AHEAD = 32
 T = TypeVar("T")
 
 
-class Served:
+class Served(OneParty):
     """A worker whose variables are on servers. In `sync` mode it is in step with the other workers."""
 
     def __init__(self, role: Role, settings: Distributed) -> None:
