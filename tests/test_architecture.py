@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "plait"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
-    "errors": 0, "atomic": 0, "rng": 0, "version": 0,
+    "errors": 0, "atomic": 0, "rng": 0, "version": 0, "launch": 1,
     "variables": 1, "optim": 1, "data": 1, "nets": 1,
     "engine": 2,
     "federal": 3, "export": 3, "cluster": 3,

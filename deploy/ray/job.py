@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from plait.cluster.launch import ray
+from plait.launch import ray
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plait.cluster.launch import run
+from plait.launch import run
 from plait.variables.bank import read_variables
 
 PROGRAM = Path(__file__).with_name("training_program.py")

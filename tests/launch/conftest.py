@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cluster.launch import run
+from plait.launch import run
 
 HEAD = """
 import os, signal, subprocess, sys, time

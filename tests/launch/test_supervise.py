@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.cluster.launch import supervise
-from plait.cluster.launch.supervise import Failure, Group, Supervisor, caught_signals
+from plait.launch import supervise
+from plait.launch.supervise import Failure, Group, Supervisor, caught_signals
 
 
 class Fake:

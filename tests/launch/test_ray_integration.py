@@ -10,8 +10,8 @@ import tempfile
 
 import pytest
 
-from plait.cluster.launch import ray
 from plait.errors import ConfigError
+from plait.launch import ray
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs plait[ray]")
 
@@ -36,7 +36,7 @@ SCRIPT = """
 DRIVER = """
 import io, json, sys
 import ray
-from plait.cluster.launch.ray import run
+from plait.launch.ray import run
 from plait.errors import ClusterError
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
 found = {}
@@ -44,7 +44,7 @@ for what, options in json.loads(sys.argv[3]).items():
     out = io.StringIO()
     code = run([sys.argv[1], what], **options, log_dir=f"{sys.argv[2]}/{what}", out=out, environ={"GIVEN": "given"})
     found[what] = [code, out.getvalue()]
-from plait.cluster.launch import ray as launcher
+from plait.launch import ray as launcher
 launcher._ROOM_SECONDS = 1.0
 try:
     run([sys.argv[1], "crowd"], workers=3, cpus=2, log_dir=f"{sys.argv[2]}/crowd")

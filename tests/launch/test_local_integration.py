@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.cluster.launch import run, supervise
 from plait.errors import ConfigError
+from plait.launch import run, supervise
 
 
 def of(lines, name):

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from plait.cluster.launch import environment
-from plait.cluster.launch.environment import Layout, cores, free_ports
 from plait.cluster.roles import find_role, paddle_role
+from plait.launch import environment
+from plait.launch.environment import Layout, cores, free_ports
 
 GROUP = Layout(workers=("127.0.0.1:4001", "127.0.0.1:4002"))
 SERVED = Layout(

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from plait.cluster.launch.environment import Layout, free_ports, without_roles
-from plait.cluster.launch.local import check_command, check_counts, groups_of, make_log_dir, watch
-from plait.cluster.launch.processes import LocalChild, Processes, write_note
 from plait.errors import ClusterError, ConfigError
+from plait.launch.environment import Layout, free_ports, without_roles
+from plait.launch.local import check_command, check_counts, groups_of, make_log_dir, watch
+from plait.launch.processes import LocalChild, Processes, write_note
 
 __all__ = ["run"]
 
@@ -39,7 +39,7 @@ def run(
     out: TextIO | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> int:
-    """As `plait.cluster.launch.run`, on the nodes of the Ray cluster that this process belongs to.
+    """As `plait.launch.run`, on the nodes of the Ray cluster that this process belongs to.
 
     Each process gets `cpus`, each worker `gpus`. The script has to be on every node, at the same path. Variables of
     the processes are those of their nodes and `environ`. `ray.init` is called here if nobody has.

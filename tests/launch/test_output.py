@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from plait.cluster.launch.output import Echo, last_lines
+from plait.launch.output import Echo, last_lines
 
 
 @pytest.fixture

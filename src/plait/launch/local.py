@@ -13,11 +13,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TextIO
 
-from plait.cluster.launch.environment import HOST, Layout, free_ports
-from plait.cluster.launch.output import Echo, last_lines
-from plait.cluster.launch.processes import Child, LocalChild, Processes, describe, exit_status
-from plait.cluster.launch.supervise import Failure, Group, Supervisor, caught_signals
 from plait.errors import ConfigError
+from plait.launch.environment import HOST, Layout, free_ports
+from plait.launch.output import Echo, last_lines
+from plait.launch.processes import Child, LocalChild, Processes, describe, exit_status
+from plait.launch.supervise import Failure, Group, Supervisor, caught_signals
 
 __all__ = ["check_command", "check_counts", "groups_of", "make_log_dir", "run", "watch"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from plait.cluster.launch.local import run
+from plait.launch.local import run
 
 __all__ = ["run"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from plait.cluster.launch.guard import watch
+from plait.launch.guard import watch
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from plait.cluster.launch import ray
 from plait.cluster.roles import find_role
+from plait.launch import ray
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
 SCRIPTS = sorted(DEPLOY.glob("slurm/*.sbatch"))
 

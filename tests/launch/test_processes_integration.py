@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from plait.cluster.launch import processes
-from plait.cluster.launch.processes import Guard, Processes, describe, end, exit_status
+from plait.launch import processes
+from plait.launch.processes import Guard, Processes, describe, end, exit_status
 
 
 @pytest.fixture

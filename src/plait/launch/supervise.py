@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from plait.cluster.launch.processes import Child, describe, end
+from plait.launch.processes import Child, describe, end
 
 __all__ = ["GRACE_SECONDS", "SERVER_SECONDS", "Failure", "Group", "Supervisor", "caught_signals"]
 
