@@ -16,6 +16,22 @@ from plait.errors import PlaitError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+certs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys and certificates of two parties.")
+app.add_typer(certs, name="certs")
+
+
+@certs.command("init")
+def certs_init(
+    directory: Annotated[Path, typer.Argument(help="Where the files go; its README says which is whose.")],
+    party: Annotated[list[str], typer.Option(help="A party; once for each.")] = ["leader", "follower"],  # noqa: B006 - typer reads it
+    days: Annotated[int, typer.Option(help="For how long the parties' certificates are good.")] = 365,
+    force: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
+) -> None:
+    """Make a certificate authority, and a key and certificate for each party."""
+    from plait.federal.certificates import init  # noqa: PLC0415 - a command pays only for what it does
+
+    for file in init(directory, party, days=days, force=force):
+        print(file)
 
 
 @app.command()
@@ -26,6 +42,34 @@ def demo(
     from plait.demo import run  # noqa: PLC0415 - a command pays only for what it does
 
     run(output)
+
+
+@app.command()
+def federate(
+    leader: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The leader's script.")],
+    follower: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The follower's script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: the arguments of both scripts.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes of each party.")] = 1,
+    certs: Annotated[Path | None, typer.Option(help="From `plait certs init`; otherwise throw-away ones.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Talk in plain text.")] = False,
+    restarts: Annotated[int, typer.Option(help="How often a party that was killed is started again.")] = 3,
+    log_dir: Annotated[Path | None, typer.Option(help="Where each party's output goes; plait-logs/TIME.")] = None,
+) -> None:
+    """Run both parties of a federation on this machine, over mutual TLS, with a view of both."""
+    from plait.federal.run import federate as run_both  # noqa: PLC0415
+
+    raise typer.Exit(
+        run_both(
+            leader,
+            follower,
+            args=arguments or [],
+            workers=workers,
+            certs=certs,
+            insecure=insecure,
+            restarts=restarts,
+            log_dir=log_dir,
+        )
+    )
 
 
 @app.command()
@@ -48,7 +92,7 @@ def launch(
     port: Annotated[int | None, typer.Option(help="The first of the ports to use; otherwise free ones.")] = None,
 ) -> None:
     """Run a script as several processes on this machine; its exit code is that of the first that failed."""
-    from plait.cluster.launch import run as run_cluster  # noqa: PLC0415
+    from plait.launch import run as run_cluster  # noqa: PLC0415
 
     raise typer.Exit(
         run_cluster(command, workers=workers, servers=servers, max_restarts=max_restarts, log_dir=log_dir, port=port)
@@ -73,6 +117,36 @@ def nets(
             f"{name:<20} {size:>11} {classes or fact.classes:>7} {cost.parameters:>12,} {cost.multiply_adds:>15,}"
             f"  {fact.preprocessing}"
         )
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def party(
+    command: Annotated[list[str], typer.Argument(help="script.py args..., or -m module args...")],
+    role: Annotated[str, typer.Option(help="leader or follower.")],
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT where this party can be reached; or")] = None,
+    peer: Annotated[str | None, typer.Option(help="HOST:PORT where the other one can.")] = None,
+    certs: Annotated[Path | None, typer.Option(help="The directory with ca.pem, ROLE.pem and ROLE.key.")] = None,
+    job: Annotated[str | None, typer.Option(help="The same name at both parties.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="For how many seconds a silent party is waited for.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Talk in plain text.")] = False,
+    restarts: Annotated[int, typer.Option(help="How often the script is started again after a kill.")] = 3,
+) -> None:
+    """Run a script as one party of a federation; the other party runs its own elsewhere."""
+    from plait.federal.run import party as run_party  # noqa: PLC0415
+
+    raise typer.Exit(
+        run_party(
+            command,
+            role=role,
+            listen=listen,
+            peer=peer,
+            certs=certs,
+            job=job,
+            timeout=timeout,
+            insecure=insecure,
+            restarts=restarts,
+        )
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -145,7 +145,8 @@ class Checkpoints:
     def after_stage(self) -> None:
         self._changed = True
         due = time.monotonic() - self._saved_at >= SECONDS_BETWEEN_STAGES
-        if self._strategy.lead(self._strategy.tell(due) if self._strategy.in_step else due):
+        due = self._strategy.tell(due) if self._strategy.in_step else due
+        if self._strategy.shared and self._strategy.lead(due):
             self.save()
 
     def save(self) -> None:
@@ -170,7 +171,7 @@ class Checkpoints:
 
     def save_last(self) -> None:
         """Save what is not saved yet, and wait until it is on disk."""
-        if self._changed:
+        if self._strategy.lead(self._changed):
             self.save()
         self.wait()
 

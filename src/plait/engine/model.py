@@ -23,7 +23,7 @@ from plait.errors import FunctionError, TaskError, VariableError
 from plait.optim.assign import Assignment, make_optimizer
 from plait.variables.store import ROOT, VariableFrame, VariableStore, current, variable_name
 
-__all__ = ["Model"]
+__all__ = ["Model", "connected"]
 
 
 class Model(nn.Module):
@@ -324,7 +324,7 @@ class Model(nn.Module):
         if self.compiled:
             raise TaskError("compile() was called before: a model is compiled once")
         replicas = dict(sync_optimizer_config or {}).get("replicas_to_aggregate")
-        self.strategy = _connected(strategy, replicas)
+        self.strategy = connected(strategy, replicas)
         self.gradient = gradient or self.gradient
         self.config = SessionConfig.of(session_config)
         self.opt_config = check_opt_config(opt_config)
@@ -373,7 +373,8 @@ class Model(nn.Module):
         fit(self, procedure_fn, settings, config)
 
 
-def _connected(given: Any, replicas: int | None) -> Strategy:
+def connected(given: Any, replicas: int | None = None) -> Strategy:
+    """The strategy that `compile` was given, or the one that the environment describes."""
     if given is None:
         return default_strategy(replicas)
     found: Strategy = given.connect(replicas) if hasattr(given, "connect") else given

@@ -32,7 +32,7 @@ def train(max_step: int | None = None, *, task: str | None = None) -> ProcedureF
                 max_step,
             )
 
-    return procedure
+    return _with_facts(procedure, procedure="train", max_step=max_step, task=task)
 
 
 def eval(max_step: int | None = None, *, task: str | None = None) -> ProcedureFn:  # noqa: A001 - the document's name
@@ -42,7 +42,7 @@ def eval(max_step: int | None = None, *, task: str | None = None) -> ProcedureFn
         loop = eval_loop(model, task, step=max_step, **_passes(model, MODE.EVAL, task))
         _evaluate(model, loop)
 
-    return procedure
+    return _with_facts(procedure, procedure="eval", max_step=max_step, task=task)
 
 
 def _passes(model: Model, mode: MODE, task: str | None) -> dict[str, Any]:
@@ -80,7 +80,9 @@ def train_and_eval(
             if learn.spent or test.stopped:
                 break
 
-    return procedure
+    limits = {"train_step": train_step, "eval_step": eval_step, "max_iter": max_iter}
+    intervals = {"train_interval": train_interval, "eval_interval": eval_interval}
+    return _with_facts(procedure, procedure="train_and_eval", task=task, **limits, **intervals)
 
 
 train_and_evaluate = train_and_eval
@@ -117,6 +119,12 @@ def cotrain(
             if learn.spent or any(test.stopped for test in tests):
                 break
 
+    return _with_facts(procedure, procedure="cotrain", train_step=train_step, eval_step=eval_step, max_iter=max_iter)
+
+
+def _with_facts(procedure: ProcedureFn, /, **facts: Any) -> ProcedureFn:
+    """Parties of a federation compare what their procedures are."""
+    procedure.facts = facts  # type: ignore[attr-defined] # a function may have attributes
     return procedure
 
 

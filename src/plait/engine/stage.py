@@ -95,6 +95,11 @@ class LoopStage(Stage):
     def stream(self) -> Stream | None:
         return self.model.streams.get(self.scope) if self.model is not None else None
 
+    @property
+    def run_step(self) -> int:
+        """Steps in this run."""
+        return self._run_step
+
     def start(self) -> None:
         self._run_step = 0
         self._elapsed = 0.0
@@ -233,7 +238,7 @@ def _end_together(stage: LoopStage | CotrainStage, model: Model) -> int:
     own = [stage.finish, stage.spent, stage.stopped, stage.left, step.value]
     told = strategy.gather(own) if strategy.in_step else [own]
     found = [any(one[place] for one in told) for place in range(4)]
-    stage.finish, stage.spent, stage.stopped = strategy.lead(found[:3])
+    stage.finish, stage.spent, stage.stopped = strategy.lead(found[:3]) if strategy.shared else found[:3]
     if stage.stopped:
         stage.sess.request_stop()
     if not strategy.in_step or (not found[3] and len({int(one[4]) for one in told}) == 1):

@@ -40,6 +40,8 @@ class Strategy(Protocol):
     """Whether this process has left."""
     follows: bool
     """Whether another party says, in this stage, when steps are made, when loops end and when it is time to save."""
+    shared: bool
+    """Whether the stage is the other party's, too, so that both agree at its end."""
 
     # Life: begin → (the build) → transform → (optimizers are made) → prepare → steps → close
 
@@ -166,6 +168,7 @@ class OneParty:
     """What a strategy has to say of other parties when there are none."""
 
     follows = False
+    shared = True
 
     def reader(self, stream: Stream, scope: TaskScope) -> Callable[[], Sample]:
         del scope

@@ -360,6 +360,7 @@ def test_garbage_on_the_bare_port_disturbs_nobody(serve, connect):
         if i % 10 == 0:
             assert good.request("a", {"i": i}).head == {"i": i}
     assert resident() - before < 8 * MEGABYTE
+    time.sleep(0.5)  # ZeroMQ aborts a process whose socket ends while a stranger shakes hands with it: docs/limits.md
 
 
 def test_a_message_of_too_many_or_too_large_frames_is_dropped_whole(serve, connect, raw):
