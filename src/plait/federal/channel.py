@@ -1,0 +1,274 @@
+"""`Channel`: messages between two parties over connections that break and come back. It knows no transport."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from plait.errors import ConfigError, FederalError
+from plait.federal.connection import Connection
+from plait.federal.mailbox import NOTHING, Form
+from plait.federal.outbox import Message
+from plait.federal.patience import Patience
+from plait.federal.session import Session, State
+from plait.federal.wire import Kind, encode_json
+
+__all__ = ["Channel", "Connection"]
+
+CLOSE_SECONDS = 10.0
+"""For how long a silent peer is waited for when the last words are to be delivered."""
+FAREWELL_SECONDS = 2.0
+"""For how long a party that ends with an error tries to say so."""
+_DONE = None
+"""What a wait for no thing in particular finds."""
+
+log = logging.getLogger("plait")
+
+
+class Channel:
+    """Messages between two parties over a connection that may break and come back: none lost, none twice.
+
+    `own` and `peer` are the parties' names; `facts` are what both have to agree on, in JSON's types. Its methods may be
+    called from several threads.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        peer: str,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 600.0,
+        window: int = 64 << 20,
+        checksum: bool = False,
+        heartbeat: float = 2.0,
+    ) -> None:
+        self.own, self.peer = own, peer
+        self._timeout, self._heartbeat = timeout, heartbeat
+        self._session = Session(own, peer, _as_json(facts or {}), window, checksum=checksum)
+
+    def open(self) -> None:
+        """Begin a new session, with nothing of the one before; waits until the peer begins one, too."""
+        session = self._session
+        with session.lock:
+            session.check_alive()
+            session.begin()
+        self._wait(lambda: _DONE if session.state is State.OPEN else NOTHING, "a session")
+        log.info("the %s and the %s have begun a session", self.own, self.peer)
+
+    def tell(self, topic: str, value: Any) -> None:
+        """Say a word, in JSON's types. Waits only while the window is full."""
+        session = self._session
+
+        def add() -> None:
+            session.outbox.word(Kind.WORD, topic, value, session.stamp(), checksum=session.checksum)
+
+        self._say(add, topic)
+
+    def hear(self, topic: str, what: str = "") -> Any:
+        """The next word of a topic; waits for it. `what` is for the error and the log."""
+        return self._wait(lambda: self._session.mailbox.word(topic, take=True), what or f"the word {topic!r}")
+
+    def peek(self, topic: str, what: str = "") -> Any:
+        """The next word of a topic, which stays the next; waits for it."""
+        return self._wait(lambda: self._session.mailbox.word(topic, take=False), what or f"the word {topic!r}")
+
+    def look(self, topic: str) -> Any | None:
+        """The next word of a topic if it is there, taken; does not wait."""
+        with self._session.lock:
+            self._session.check()
+            word = self._session.mailbox.word(topic, take=True)
+            self._session.count_consumed()
+        return None if word is NOTHING else word
+
+    def send(
+        self, slot: int, turn: int, tensor: Tensor | None, *, gradient: bool = False, precision: str | None = None
+    ) -> None:
+        """Send a tensor; it must not be changed in place afterwards. Waits only while the window is full."""
+        given = None if tensor is None else tensor.detach().cpu()
+        message = Message(None, slot, turn, given, gradient, precision)
+        self._say(lambda: self._session.outbox.add(message), f"slot {slot} of turn {turn}")
+
+    def receive(self, slot: int, turn: int, *, gradient: bool = False, what: str = "") -> Tensor | None:
+        """The tensor that the peer sent for this slot and turn; waits for it. None: a gradient that is zero."""
+        what = what or f"slot {slot} of turn {turn}"
+        found = self._wait(lambda: self._session.mailbox.tensor(slot, turn, gradient), what)
+        return found if isinstance(found, Tensor) else None
+
+    def expect(self, slots: Mapping[int, Form]) -> None:
+        """Which tensors may come, by slot, with their dtype and shape (the first dimension is free); no others do.
+
+        It holds for gradients in these slots, too, and in the sessions that follow.
+        """
+        session = self._session
+        with session.lock:
+            session.expected = dict(slots)
+            complaint = session.mailbox.complaint(session.expected)
+            if complaint:
+                session.end(f"the {self.own} refuses what the {self.peer} sends: {complaint}")
+
+    def forget(self, before: int) -> None:
+        """Drop the tensors of turns before this one, those that are here and those that are still to come."""
+        with self._session.lock:
+            self._session.mailbox.forget(before)
+            self._session.count_consumed()
+
+    def fail(self, text: str) -> None:
+        """Tell the peer why this party ends, if that takes at most 2 seconds, and close."""
+        with self._session.lock:
+            self._session.end(text)
+        self.close()
+
+    def close(self) -> None:
+        """Deliver all that was said, say goodbye, and end. The wait is bounded where the peer is gone."""
+        session = self._session
+        with session.lock:
+            if session.closing:
+                return
+            session.closing = True
+            if session.state is State.OPEN and not session.failure:
+                session.outbox.word(Kind.BYE, "", {}, session.stamp(), checksum=session.checksum)
+                self._wake()
+                self._deliver()
+            else:
+                if not session.failure:
+                    session.farewell = encode_json(Kind.BYE, {}, session=0)
+                self._wake()
+                self._say_farewell()
+            session.state = State.CLOSED
+            self._wake()
+
+    @property
+    def closed(self) -> bool:
+        return self._session.state is State.CLOSED
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of frames, those sent again included."""
+        return self._session.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self._session.received_bytes
+
+    @property
+    def duplicates(self) -> int:
+        """Messages that came again after a connection broke, and were dropped."""
+        return self._session.duplicates
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of messages that the peer may not have yet."""
+        with self._session.lock:
+            return self._session.outbox.kept
+
+    # ---- for a transport
+
+    def attach(self) -> Connection:
+        """A new connection; the one before is dropped. A closed channel gives one that is dropped already."""
+        session = self._session
+        with session.lock:
+            if session.connection is not None:
+                session.drop(session.connection, "there is a newer one")
+            connection = Connection(session, self._heartbeat)
+            if session.state is State.CLOSED:
+                connection.dropped = True
+            else:
+                session.connection = connection
+            return connection
+
+    def refuse(self, text: str) -> None:
+        """The peer does not take this party: every call fails with `text`, and the peer is told nothing."""
+        with self._session.lock:
+            self._session.end(text, tell=False)
+
+    # ---- waits
+
+    def _wait(self, take: Callable[[], Any], what: str) -> Any:
+        """What `take` finds, as soon as it does; bounded, and ended by whatever ends the session."""
+        session = self._session
+        with session.lock:
+            session.check()
+            found = take()
+            if found is not NOTHING:
+                session.count_consumed()
+                return found
+            epoch = session.epoch
+            session.waiters += 1
+        patience = Patience(self.own, self.peer, what, self._timeout)
+        try:
+            while True:
+                with session.lock:
+                    session.check(epoch)
+                    found = take()
+                    session.count_consumed()
+                    if found is not NOTHING:
+                        return found
+                    if session.peer_ended:
+                        raise FederalError(f"the {self.peer} has ended, and the {self.own} waits for {what}")
+                    if patience.is_over(session.heard):
+                        raise FederalError(patience.text(session.heard, session.mailbox.waiting))
+                    session.news.wait(patience.seconds(session.heard))
+                patience.note()
+        finally:
+            with session.lock:
+                session.waiters -= 1
+
+    def _say(self, add: Callable[[], None], what: str) -> None:
+        session = self._session
+
+        def say() -> object:
+            if session.peer_ended:
+                raise FederalError(f"the {self.peer} has ended, and the {self.own} sends {what}")
+            if session.state is not State.OPEN or session.outbox.unconsumed >= session.window:
+                return NOTHING
+            add()
+            session.work.notify_all()
+            return _DONE
+
+        self._wait(say, f"room to send {what}")
+
+    def _deliver(self) -> None:
+        """Wait until the peer has all, or has ended itself, or is silent for long."""
+        session, begin = self._session, time.monotonic()
+        patience = min(CLOSE_SECONDS, self._timeout)
+        while session.state is State.OPEN and not session.failure and session.outbox.received < session.outbox.last:
+            connection = session.connection
+            if session.peer_ended and (connection is None or connection.next > session.outbox.last):
+                return
+            now = time.monotonic()
+            left = min(max(begin, session.heard or begin) + patience, begin + self._timeout) - now
+            if left <= 0:
+                log.warning("the %s closes, and the %s may not have all that was said", self.own, self.peer)
+                return
+            session.news.wait(left)
+
+    def _say_farewell(self) -> None:
+        """Wait until the peer has heard why this party ends, which it shows by ending the connection."""
+        session, until = self._session, time.monotonic() + FAREWELL_SECONDS
+        said: Connection | None = None
+        while session.farewell is not None and session.heard is not None:
+            if session.connection is not None and session.connection.ended:
+                said = session.connection
+            left = until - time.monotonic()
+            if left <= 0 or (said is not None and said.dropped):
+                return
+            session.news.wait(left)
+
+    def _wake(self) -> None:
+        self._session.work.notify_all()
+        self._session.news.notify_all()
+
+
+def _as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts as the peer will read them."""
+    try:
+        read: dict[str, Any] = json.loads(json.dumps(facts, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"facts that cannot be said in JSON ({error}): use numbers, text, lists and dicts") from None
+    return read

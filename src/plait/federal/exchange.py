@@ -1,0 +1,304 @@
+"""Tensors that travel inside a step, as parts of the autograd graph: one backward pass in each party.
+
+What is received is a leaf: its gradient goes out as soon as the backward pass has it. What is sent hangs on the root of
+the pass by a node that waits for its gradient. Nodes run the latest first, and whatever came of a tensor that was sent
+came later, in both parties: so nobody waits for a gradient that waits for his own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.engine.task import MODE, TaskScope
+from plait.errors import FederalError, FunctionError
+from plait.federal.channel import Channel
+from plait.federal.contract import Contract, Item, dtype_of, key_of
+from plait.federal.delay import keeping_variables
+from plait.federal.precision import Feedback
+
+__all__ = ["Exchange"]
+
+
+class _Awaited(torch.autograd.Function):
+    """A zero that hangs on what was sent; going back, it waits for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, wait: Callable[[], Tensor]) -> Tensor:
+        ctx.wait = wait
+        return tensor.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:  # type: ignore[override] # one gradient in, as forward gives one tensor
+        return ctx.wait(), None
+
+
+class _Root(torch.autograd.Function):
+    """The loss as it is; going back begins with it, and with all that was sent."""
+
+    @staticmethod
+    def forward(ctx: Any, begin: Callable[[], None], loss: Tensor | None, *tokens: Tensor) -> Tensor:
+        ctx.begin, ctx.has_loss, ctx.tokens = begin, loss is not None, len(tokens)
+        return loss.detach().clone() if loss is not None else tokens[0].detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override] # as above
+        ctx.begin()
+        return None, gradient if ctx.has_loss else None, *[gradient.new_zeros(())] * ctx.tokens
+
+
+class _Step:
+    """What one call of a function has sent and received."""
+
+    __slots__ = ("awaited", "key", "leaves", "scope", "sent", "turn")
+
+    def __init__(self, scope: TaskScope, turn: int) -> None:
+        self.scope = scope
+        self.key = key_of(scope)
+        self.turn = turn
+        self.sent: list[Tensor] = []
+        self.awaited: list[Tensor] = []
+        self.leaves: dict[str, Tensor] = {}
+        """Received with a gradient to give back, by name, until it was given."""
+
+
+class Exchange:
+    """The sends and receives of one model: announced at the build, done at steps."""
+
+    def __init__(self, own: str, peer: str, precision: str | None, *, late: bool = False) -> None:
+        self.own, self.peer = own, peer
+        self.contract = Contract(own, peer)
+        self.feedback = Feedback(precision)
+        self.building = True
+        self._saving: Callable[[], AbstractContextManager[Any]] = keeping_variables if late else nullcontext
+        self.turn = 0
+        """The number of the step, in both parties."""
+        self.latest: dict[tuple[str, str, str], Tensor | None] = {}
+        """What was received last, by scope, kind and name: "recv", or "grad" of what was sent."""
+        self.lossless: set[str] = set()
+        """Where this party has no loss of its own."""
+        self._precision = precision
+        self._unused: dict[str, set[str]] = {}
+        """What no loss depends on, though the peer waits for its gradient."""
+        self._channel: Channel | None = None
+        self._step: _Step | None = None
+
+    @property
+    def channel(self) -> Channel:
+        if self._channel is None:
+            raise FederalError("send and recv belong into loss_fn and eval_fn: there is no connection before compile()")
+        return self._channel
+
+    def use(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def built(self) -> None:
+        """The build is over in both parties; from now on tensors travel."""
+        self.contract.finish(self.channel)
+        self.channel.expect(self.contract.forms())
+        self.building = False
+
+    # ---- around the user's functions
+
+    def around_loss(self, function: Callable[..., Any], current: Callable[[], TaskScope]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def loss_of(model: Any, sample: Any) -> Any:
+            step = self._begin(current(), sample)
+            try:
+                with self._saving():
+                    loss = function(model, sample)
+            finally:
+                self._step = None
+            return self._root(step, loss)
+
+        return loss_of
+
+    def around_eval(self, function: Callable[..., Any], current: Callable[[], TaskScope]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def evaluated(model: Any, sample: Any) -> Any:
+            self._begin(current(), sample)
+            try:
+                return function(model, sample)
+            finally:
+                self._step = None
+
+        return evaluated
+
+    def _begin(self, scope: TaskScope, sample: Any) -> _Step:
+        step = self._step = _Step(scope, self.turn)
+        if self.building:
+            self.contract.begin(self.channel, step.key, sample.batch_size)
+        return step
+
+    def _current(self, what: str, mode: MODE | None, task: str | None) -> _Step:
+        step = self._step
+        if step is None:
+            raise FunctionError(f"{what}() was called outside of loss_fn and eval_fn: call it where a step is computed")
+        for name, given, real in (("mode", mode, step.scope.mode), ("task", task, step.scope.task)):
+            if given is not None and given != real:
+                raise FunctionError(
+                    f"{what}({name}={given!s}) inside a function for {step.scope}: leave {name}= out there"
+                )
+        return step
+
+    # ---- sending
+
+    def send(self, name: str, tensor: Tensor, gradient: bool, mode: MODE | None, task: str | None) -> Tensor:
+        step = self._current("send", mode, task)
+        gradient = gradient and step.scope.mode is MODE.TRAIN
+        if not isinstance(tensor, Tensor):
+            raise FunctionError(f"send({name!r}) got a {type(tensor).__name__}: give a tensor")
+        if gradient and not tensor.requires_grad:
+            raise FunctionError(
+                f"send({name!r}, require_grad=True): the tensor depends on no trainable variable, so that a gradient "
+                "would go nowhere; leave require_grad out"
+            )
+        if self.building:
+            self.contract.add(self.channel, step.key, _item("send", name, tensor, gradient))
+        else:
+            slot = self._slot(step, self.own, name)
+            self.channel.send(slot, step.turn, tensor.detach(), precision=self._precision)
+        if gradient:
+            wait = functools.partial(self._gradient_of, step, name, tensor.shape, tensor.device)
+            step.awaited.append(_Awaited.apply(tensor, wait))  # type: ignore[no-untyped-call] # torch leaves it so
+        step.sent.append(tensor)
+        return tensor
+
+    def _gradient_of(self, step: _Step, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+        what = f"the gradient of {name!r} in step {step.turn}"
+        found = self.channel.receive(self._slot(step, self.own, name), step.turn, gradient=True, what=what)
+        self.latest[step.key, "grad", name] = found
+        if found is None:
+            return torch.zeros(shape, device=device)
+        if found.shape != shape:
+            raise FederalError(
+                f"{what} came with shape {list(found.shape)} from the {self.peer}; what was sent has {list(shape)}"
+            )
+        return found.to(device)
+
+    # ---- receiving
+
+    def recv(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        gradient: bool,
+        shape: Sequence[int | None] | None,
+        mode: MODE | None,
+        task: str | None,
+        device: torch.device,
+    ) -> Tensor:
+        step = self._current("recv", mode, task)
+        gradient = gradient and step.scope.mode is MODE.TRAIN
+        found = self._built_form(step, name, dtype, gradient, shape) if self.building else self._received(step, name)
+        if found.device != device:
+            found = found.to(device)
+        self.latest[step.key, "recv", name] = found
+        if gradient:
+            if not found.is_floating_point():
+                raise FunctionError(f"recv({name!r}, require_grad=True): {found.dtype} has no gradient; leave it out")
+            found.requires_grad_()
+            step.leaves[name] = found
+            if not self.building:
+                found.register_hook(functools.partial(self._give_back, step, name))
+        return found
+
+    def _built_form(
+        self, step: _Step, name: str, dtype: torch.dtype, gradient: bool, shape: Sequence[int | None] | None
+    ) -> Tensor:
+        sizes = None if shape is None else [None if place == 0 else size for place, size in enumerate(shape)]
+        item = Item("recv", name, _name(dtype), gradient, sizes)
+        self.contract.add(self.channel, step.key, item)
+        form = self.contract.form(self.channel, step.key, name)
+        return torch.zeros(form.sizes(), dtype=dtype_of(form.dtype))
+
+    def _received(self, step: _Step, name: str) -> Tensor:
+        slot = self._slot(step, self.peer, name)
+        found = self.channel.receive(slot, step.turn, what=f"{name!r} of step {step.turn}")
+        if found is None:
+            raise FederalError(f"{name!r} of step {step.turn} came from the {self.peer} without its elements")
+        return found
+
+    def _give_back(self, step: _Step, name: str, gradient: Tensor) -> None:
+        slot = self._slot(step, self.peer, name)
+        del step.leaves[name]
+        value = self.feedback.add(slot, gradient.detach().cpu()) if self._precision else gradient.detach()
+        self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision)
+
+    def _slot(self, step: _Step, sender: str, name: str) -> int:
+        try:
+            return self.contract.slots[step.key, sender, name]
+        except KeyError:
+            raise FunctionError(
+                f"{name!r} is new in a call for {step.scope}: send and receive the same tensors at every call"
+            ) from None
+
+    # ---- the root of the backward pass
+
+    def _root(self, step: _Step, loss: Any) -> Any:
+        if isinstance(loss, (list, tuple)) and (step.awaited or step.leaves):
+            raise FunctionError(
+                f"the loss_fn for {step.scope} returned {len(loss)} losses, and tensors travel: return their sum"
+            )
+        own = None if loss is None or any(loss is one for one in step.sent) else loss
+        if self.building and own is None:
+            self.lossless.add(step.key)
+        if not step.awaited and not step.leaves:
+            return own
+        if own is None and not step.awaited:
+            raise FunctionError(
+                f"the loss_fn for {step.scope} returned no loss, and nothing is sent with require_grad=True: there is "
+                "nothing to train by"
+            )
+        root: Tensor = _Root.apply(functools.partial(self._backward_begins, step), own, *step.awaited)  # type: ignore[no-untyped-call] # torch leaves it so
+        if self.building:
+            self._unused[step.key] = _unreached(root, step.leaves)
+        return root
+
+    def _backward_begins(self, step: _Step) -> None:
+        """Gradients that will not come are told at once, since the peer waits for them."""
+        if self.building:
+            return
+        for name in self._unused[step.key]:
+            if name in step.leaves:
+                self._give_nothing(step, name)
+        callback = functools.partial(self._backward_ended, step)
+        torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined] # noqa: SLF001 - the only way to the end of a pass
+
+    def _backward_ended(self, step: _Step) -> None:
+        for name in list(step.leaves):
+            self._give_nothing(step, name)
+
+    def _give_nothing(self, step: _Step, name: str) -> None:
+        del step.leaves[name]
+        self.channel.send(self._slot(step, self.peer, name), step.turn, None, gradient=True)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _item(kind: str, name: str, tensor: Tensor, gradient: bool) -> Item:
+    shape: list[int | None] = [None, *tensor.shape[1:]] if tensor.dim() else []
+    return Item(kind, name, _name(tensor.dtype), gradient, shape, tensor.shape[0] if tensor.dim() else 0)
+
+
+def _unreached(root: Tensor, leaves: dict[str, Tensor]) -> set[str]:
+    """The leaves that a backward pass from `root` does not come to."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [root.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        todo.extend(following for following, _ in node.next_functions)
+    return {name for name, leaf in leaves.items() if id(leaf) not in found}

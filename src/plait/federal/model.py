@@ -1,0 +1,164 @@
+"""`FederalModel`: a model of which each of two parties has a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from plait.engine.functions import EvalFn, LossFn, ProcedureFn
+from plait.engine.model import Model, connected
+from plait.engine.op import Op
+from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
+from plait.errors import PlaitError
+from plait.federal.communicator import Communicator
+from plait.federal.contract import key_of
+from plait.federal.exchange import Exchange
+from plait.federal.settings import Party
+from plait.federal.strategy import Federal
+
+__all__ = ["FederalModel"]
+
+
+class FederalModel(Model):
+    """One party's part of a model, and the sends and receives that make it one with the other party's.
+
+    Without arguments, the environment says which party this is: `plait party` and `plait federate` set it.
+
+    Args:
+        role: "leader" or "follower".
+        communicator: one that is made already; `efl.Communicator.pair()` gives two in one process.
+        sample_id: the field of the samples' ids. A keyed digest of each batch's is compared with the other party's.
+        seed: where variables begin.
+        **party: the other fields of a `Party`: listen or peer, job, certs, insecure, timeout, window, wire_dtype,
+            staleness.
+
+    """
+
+    def __init__(
+        self,
+        role: str | None = None,
+        *,
+        communicator: Communicator | None = None,
+        sample_id: str | None = None,
+        seed: int = 0,
+        **party: Any,
+    ) -> None:
+        super().__init__(seed=seed)
+        self.communicator = communicator or Communicator(Party.find({"role": role, **party}))
+        found = self.communicator.party
+        self.federal_role = found.role
+        self.recv_grad_ops: dict[str | None, dict[str, Op]] = {}
+        """By task and name: what was received last with require_grad=True."""
+        self.require_grad_ops: dict[str | None, dict[str, Op]] = {}
+        """By task and name: the gradient that came last for what was sent with require_grad=True."""
+        late = found.staleness > 0 and found.role == "follower"
+        self._exchange = Exchange(found.role, found.peer_role, found.wire_dtype, late=late)
+        self._sample_id = sample_id
+
+    # ---- what a task is made of
+
+    def loss_fn(self, loss_fn: LossFn, task: str | None = None) -> Model:
+        """What the task minimises. A party without a loss returns None, or what it sent."""
+        around = self._exchange.around_loss(loss_fn, current_task_scope) if callable(loss_fn) else loss_fn
+        return super().loss_fn(around, task)
+
+    def eval_fn(self, eval_fn: EvalFn, task: str | None = None) -> Model:
+        around = self._exchange.around_eval(eval_fn, current_task_scope) if callable(eval_fn) else eval_fn
+        return super().eval_fn(around, task)
+
+    def tasks(self) -> list[str | None]:
+        """The names of the tasks, in an order that both parties have."""
+        return sorted(super().tasks(), key=lambda task: task or "")
+
+    def send(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        require_grad: bool = False,
+        mode: MODE = DEFAULT_MODE,
+        task: str | None = None,
+    ) -> torch.Tensor:
+        """Send a tensor to the other party; with `require_grad`, its gradient comes back. Returns the tensor.
+
+        Call it inside a loss_fn or eval_fn. `name` stands for this tensor in both parties.
+        """
+        sent = self._exchange.send(name, tensor, require_grad, None if mode is DEFAULT_MODE else mode, task)
+        if require_grad and self._exchange.building:
+            self._note(self.require_grad_ops, "grad", name)
+        return sent
+
+    def recv(
+        self,
+        name: str,
+        dtype: torch.dtype = torch.float32,
+        require_grad: bool = False,
+        task: str | None = None,
+        *,
+        shape: Sequence[int | None] | None = None,
+        mode: MODE | None = None,
+    ) -> torch.Tensor:
+        """The tensor that the other party sends under this name; with `require_grad`, it gets its gradient back.
+
+        `shape` is checked against what is sent; None where a size is open, and the first always is.
+        """
+        found = self._exchange.recv(name, dtype, require_grad, shape, mode, task, self._store.device)
+        if require_grad and self._exchange.building:
+            self._note(self.recv_grad_ops, "recv", name)
+        return found
+
+    def _note(self, table: dict[str | None, dict[str, Op]], kind: str, name: str) -> None:
+        scope = current_task_scope()
+        if scope.mode is MODE.TRAIN:
+            latest, place = self._exchange.latest, (key_of(scope), kind, name)
+            table.setdefault(scope.task, {})[name] = Op(lambda: latest.get(place), name=f"{kind} {name}", scope=scope)
+
+    # ---- life
+
+    def compile(self, **settings: Any) -> Model:  # type: ignore[override] # as Model.compile
+        """Connect to the other party, build, and compare what both have built."""
+        replicas = dict(settings.get("sync_optimizer_config") or {}).get("replicas_to_aggregate")
+        inner = connected(settings.pop("strategy", None), replicas)
+        with self._telling():
+            super().compile(strategy=Federal(inner, self.communicator, self._exchange, self._sample_id), **settings)
+        for key in self._exchange.lossless:
+            mode, _, task = key.partition(":")
+            self.metric_states.get(TaskScope(MODE(mode), task or None), {}).pop("loss", None)
+        return self
+
+    def fit(self, procedure_fn: ProcedureFn, *args: Any, **settings: Any) -> None:
+        """Run a procedure to its end, together with the other party, which runs the same one."""
+        if not self.compiled:
+            self.compile()
+        with self._telling():
+            facts: dict[str, Any] = {
+                "procedure": getattr(procedure_fn, "facts", None) or "a function",
+                "checkpoint_dir": settings.get("checkpoint_dir") is not None,
+            }
+            if self.communicator.party.staleness:  # the clocks of two machines do not tick alike
+                settings["save_secs"] = None
+                facts["save_steps"] = settings.get("save_steps")
+            self._federal().begin_fit(facts)
+            super().fit(procedure_fn, *args, **settings)
+
+    def close(self) -> None:
+        """Say goodbye to the other party; done at the end of the process if it is not done here."""
+        self.communicator.close()
+
+    def _federal(self) -> Federal:
+        strategy: Any = self.strategy
+        found: Federal = strategy
+        return found
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The other party is told why this one ends; of errors that are not plait's, only the kind: no values."""
+        try:
+            yield
+        except Exception as error:
+            known = isinstance(error, PlaitError)
+            text = str(error) if known else f"{type(error).__name__}; its own log says more"
+            self.communicator.fail(f"the {self.federal_role} has ended with an error: {text}")
+            raise
