@@ -7,7 +7,9 @@ left out.
 
 from __future__ import annotations
 
-from plait.efl import MODE
+import torch
+
+from plait.efl import MODE, Communicator
 
 REQUIRED = "a value must be given"
 UNSAID = "the document does not say"
@@ -40,6 +42,10 @@ EFL = {
     "efl.Model.eval_fn": {"eval_fn": REQUIRED} | TASK,
     "efl.Model.run_stage": {"name": REQUIRED, "stage_or_func": REQUIRED},
     "efl.Model.fit": {"procedure_fn": REQUIRED, "log_step": 100, "project_name": "default_prj"},
+    # a model of two parties; it has all of Model's methods, too
+    "efl.FederalModel": {},
+    "efl.FederalModel.send": {"name": REQUIRED, "tensor": REQUIRED, "require_grad": False} | MODE_AND_TASK,
+    "efl.FederalModel.recv": {"name": REQUIRED, "dtype": torch.float32, "require_grad": False} | TASK,
     # optimizers
     "efl.optimizer_fn.optimizer_setter": {"opt": REQUIRED},
     "efl.optimizer_fn.optimzier_setter": {"opt": REQUIRED},
@@ -107,6 +113,14 @@ MODEL_ATTRIBUTES = {
     "extra_data": dict,
 }
 """With their types; global_step and metric_variables_initializer are Ops, stage_mgr is made by fit."""
+
+FEDERAL_ATTRIBUTES = {
+    "recv_grad_ops": dict,
+    "require_grad_ops": dict,
+    "federal_role": str,
+    "communicator": Communicator,
+}
+"""What FederalModel has beside those."""
 
 TRAIN = {
     "train.MonitoredSession": {},

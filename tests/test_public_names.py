@@ -20,8 +20,8 @@ PLAIT = [
     "placeholder", "train", "variable_scope",
 ]  # fmt: skip
 EFL = [
-    "MODE", "Model", "Sample", "Stage", "TaskScope", "current_task_scope", "framework", "metrics", "optimizer_fn",
-    "procedure_fn", "stage", "task_scope",
+    "MODE", "Communicator", "FederalModel", "Model", "Party", "Sample", "Stage", "TaskScope", "current_task_scope",
+    "framework", "metrics", "optimizer_fn", "procedure_fn", "stage", "task_scope",
 ]  # fmt: skip
 
 MOX = [

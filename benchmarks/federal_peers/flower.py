@@ -6,8 +6,10 @@ Plain text: its HTTPS would only add to what is there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -82,9 +84,7 @@ def main(shape: str, steps: int, folder: Path) -> None:
     try:
         with (folder / "log.txt").open("w") as log:
             for command in (link, node):
-                started.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-                )
+                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
                 wait_for(port, 60)
             subprocess.run(
                 [bin / "flwr", "run", str(app)], env=environment, check=True, timeout=120, stdout=log, stderr=log
@@ -97,14 +97,30 @@ def main(shape: str, steps: int, folder: Path) -> None:
             stop(process)
 
 
+def descendants(root: int) -> list[int]:
+    """The processes that it has started, and theirs: some lead sessions of their own and outlive it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+    found = [root]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
 def stop(process: subprocess.Popen) -> None:
-    """End it and all that it has started: each leads a session of its own."""
-    for signal in (15, 9):
-        try:
-            os.killpg(process.pid, signal)
-            process.wait(10)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+    """End it, and all that it has started."""
+    left = descendants(process.pid)
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ FOREVER = 1 << 40
 class Obey(SessionRunHook):
     """`split.obey` for a loop that is not ours: it waits for the next order between two steps."""
 
+    may_stop = False  # a step later will do
+
     def __init__(self, model: efl.FederalModel) -> None:
         self.model, self.clock = model, split.Clock()
 

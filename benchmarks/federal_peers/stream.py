@@ -27,7 +27,7 @@ def data() -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5))
 
 
-# ---- a TLS socket: the floor, with one buffer that is used again and again
+# ---- a TLS socket: one buffer that is used again and again; Python's ssl reads 16 KB at a time
 
 
 def context(role: str, directory: Path) -> ssl.SSLContext:
@@ -44,6 +44,7 @@ def tls_leader(port: int, directory: Path) -> None:
         server.settimeout(WAIT)
         plain, _ = server.accept()
         plain.setblocking(True)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with context("leader", directory).wrap_socket(plain, server_side=True) as peer:
             while True:
                 for _ in range(COUNT):
@@ -72,7 +73,9 @@ def dial(port: int) -> socket.socket:
     end = time.monotonic() + WAIT
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port))
+            found = socket.create_connection(("127.0.0.1", port))
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return found
         except ConnectionRefusedError:  # the leader is not there yet
             if time.monotonic() > end:
                 raise

@@ -108,6 +108,31 @@ def test_attributes_of_a_model(name):
     assert type(getattr(efl.Model(), name)) is table.MODEL_ATTRIBUTES[name]
 
 
+@pytest.mark.parametrize("name", table.MODEL_ATTRIBUTES | table.FEDERAL_ATTRIBUTES)
+def test_attributes_of_a_federal_model(name):
+    model = efl.FederalModel("leader", listen="127.0.0.1:0")
+    assert type(getattr(model, name)) is (table.MODEL_ATTRIBUTES | table.FEDERAL_ATTRIBUTES)[name]
+    assert model.federal_role in {"leader", "follower"}
+
+
+def test_a_federal_model_is_a_model_whose_methods_take_the_same():
+    """Each method of a Model can be called as documented; those that hand arguments on take any."""
+    assert issubclass(efl.FederalModel, efl.Model)
+    for path in [path for path in DOCUMENTED if path.startswith("efl.Model.")]:
+        method = resolve(path.replace("efl.Model", "efl.FederalModel"))
+        names, kinds = zip(*((p.name, p.kind) for p in inspect.signature(method).parameters.values()), strict=True)
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+        assert [name for name in DOCUMENTED[path] if name not in names and not takes_any] == [], path
+
+
+def test_shape_and_mode_of_a_receive_are_keywords():
+    """The document has neither; a function's own mode is the default."""
+    found = inspect.signature(efl.FederalModel.recv).parameters
+    assert {name: (found[name].kind, found[name].default) for name in ("shape", "mode")} == dict.fromkeys(
+        ["shape", "mode"], (inspect.Parameter.KEYWORD_ONLY, None)
+    )
+
+
 def test_a_fresh_model_is_at_step_0_and_not_training():
     model = efl.Model()
     assert int(model.global_step) == 0

@@ -18,7 +18,7 @@ def together(*functions):
     def call(place):
         try:
             results[place] = functions[place]()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  it is raised again where the test runs
             errors.append(error)
 
     threads = [threading.Thread(target=call, args=(place,), daemon=True) for place in range(len(functions))]

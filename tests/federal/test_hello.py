@@ -67,7 +67,13 @@ def test_both_parties_name_the_session_alike_and_every_session_differently():
 
 @pytest.mark.parametrize(
     ("life", "than", "older"),
-    [("aa:1", "aa:2", True), ("aa:9", "aa:10", True), ("aa:2", "aa:2", False), ("aa:3", "aa:2", False), ("aa:1", "bb:2", False)],
+    [
+        ("aa:1", "aa:2", True),
+        ("aa:9", "aa:10", True),
+        ("aa:2", "aa:2", False),
+        ("aa:3", "aa:2", False),
+        ("aa:1", "bb:2", False),
+    ],
 )
 def test_lives_of_one_process_have_an_order(life, than, older):
     assert is_older(life, than) is older

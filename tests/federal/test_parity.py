@@ -261,15 +261,15 @@ RATIO = {"click": 2.0, "buy": 1.0}
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_two_tasks_drawn_by_the_leader(optimizer):
-    procedure = efl.procedure_fn.cotrain(train_step=STEPS // 4, max_iter=4, task_select_ratio=RATIO)
+    procedure = efl.procedure_fn.cotrain(train_step=10, max_iter=25, task_select_ratio=RATIO)
     settings = {"tasks": TASKS, "optimizer": OPTIMIZERS[optimizer], "num_epochs": PASSES}
     parts = both(
         leader(procedure, {task: small(task)[0] for task in TASKS}, **settings),
         follower(procedure, follower_loss, **settings),
     )
     alone = whole(procedure, {task: small(task)[1] for task in TASKS}, **settings)
-    assert alone.step == STEPS
-    assert {part.step for part in parts} == {STEPS}
+    assert alone.step >= STEPS
+    assert {part.step for part in parts} == {alone.step}
     assert_same(alone, *parts)
 
 
@@ -308,22 +308,22 @@ def test_a_task_that_is_the_leaders_alone():
     settings = {"optimizer": ADAM, "num_epochs": PASSES}
     lead, follow = both(
         leader(
-            efl.procedure_fn.cotrain(train_step=100, max_iter=1, task_select_ratio=ratio),
+            efl.procedure_fn.cotrain(train_step=10, max_iter=10, task_select_ratio=ratio),
             {"joint": leader_loss, "local": local},
             tasks=("joint", "local"),
             **settings,
         ),
-        follower(efl.procedure_fn.cotrain(train_step=100, max_iter=1), tasks=("joint",), **settings),
+        follower(efl.procedure_fn.cotrain(train_step=10, max_iter=10), tasks=("joint",), **settings),
     )
     alone = whole(
-        efl.procedure_fn.cotrain(train_step=100, max_iter=1, task_select_ratio=ratio),
+        efl.procedure_fn.cotrain(train_step=10, max_iter=10, task_select_ratio=ratio),
         {"joint": whole_loss, "local": local},
         tasks=("joint", "local"),
         **settings,
     )
     assert_same(alone, lead, follow)
-    assert lead.step == 100
-    assert 0 < follow.step < 100
+    assert lead.step == alone.step
+    assert 30 < follow.step < alone.step
 
 
 # ---- precision on the wire

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import itertools
 import logging
 import random
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -20,12 +20,14 @@ from plait.federal import certificates
 from plait.federal.certificates import Credentials
 from plait.federal.channel import Channel
 from plait.federal.link import Dialer, Listener
+from plait.federal.wire import Kind, encode_json
 
 from .links import Post, both, linked, wait_for
 from .proxy import Proxy
 
 REFUSED_SECONDS = 5.0
 ROLES = ("leader", "follower")
+FRAME = b"a frame that must not arrive"
 
 
 def read(directory, role) -> Credentials:
@@ -74,7 +76,7 @@ def parties(leader, follower):
     """A listening leader and a dialling follower with these credentials; both posts, and something to be sent."""
     posts = Post(), Post()
     for post in posts:
-        post.put(b"a frame that must not arrive")
+        post.put(FRAME)
     listener = Listener(posts[0], "127.0.0.1:0", "follower", leader)
     with contextlib.closing(listener), contextlib.closing(Dialer(posts[1], listener.endpoint, "leader", follower)):
         yield posts
@@ -93,7 +95,7 @@ def wait_for_warning(caplog) -> str:
 
 def test_the_right_certificates_are_taken(good):
     with parties(good["leader"], good["follower"]) as posts:
-        assert posts[0].take() == posts[1].take() == b"a frame that must not arrive"
+        assert posts[0].take() == posts[1].take() == FRAME
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -143,7 +145,7 @@ def test_refusals_are_logged_once_a_minute(good, bad, caplog):
     with contextlib.closing(Listener(post, "127.0.0.1:0", "follower", good["leader"])) as listener:
         for _ in range(3):
             with pytest.raises(grpc.RpcError):
-                knock(listener.endpoint, ssl(bad["wrong name", "follower"]))
+                list(knock(listener.endpoint, ssl(bad["wrong name", "follower"])))
     assert len(caplog.records) == 1
 
 
@@ -151,15 +153,15 @@ def ssl(shown: Credentials, *, certificate: bool = True) -> grpc.ChannelCredenti
     return grpc.ssl_channel_credentials(shown.ca, *((shown.key, shown.certificate) if certificate else ()))
 
 
-def knock(endpoint: str, shown: grpc.ChannelCredentials | None) -> bytes:
-    """What a client of its own making is answered that sends a frame at once."""
+def knock(endpoint: str, shown: grpc.ChannelCredentials | None, frame: bytes = FRAME) -> Iterator[bytes]:
+    """What a client of another making is answered that sends a frame at once."""
     options = [("grpc.ssl_target_name_override", "leader"), ("grpc.use_local_subchannel_pool", 1)]
     channel = (
         grpc.insecure_channel(endpoint, options) if shown is None else grpc.secure_channel(endpoint, shown, options)
     )
     with channel:
         call = channel.stream_stream("/plait.Federal/Exchange")
-        return next(call(iter([b"a frame that must not arrive"]), timeout=REFUSED_SECONDS))
+        yield from call(iter([frame]), timeout=REFUSED_SECONDS)
 
 
 @pytest.mark.parametrize("who", ["no certificate", "plain text", *WRONG])
@@ -172,7 +174,7 @@ def test_a_client_of_another_making_is_refused(good, bad, who):
         shown = None if who == "plain text" else ssl(bad[who, "follower"])
     with contextlib.closing(Listener(post, "127.0.0.1:0", "follower", good["leader"])) as listener:
         with pytest.raises(grpc.RpcError) as caught:
-            knock(listener.endpoint, shown)
+            list(knock(listener.endpoint, shown))
         code = caught.value.code()
         assert code is (grpc.StatusCode.PERMISSION_DENIED if who == "wrong name" else grpc.StatusCode.UNAVAILABLE)
         assert_nothing_passed([post])
@@ -212,16 +214,18 @@ def tensor_of(slot: int, turn: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def altered(proxy: Proxy, seed: int):
-    """Alter a byte every now and then, at random places."""
-    ended, draw = threading.Event(), random.Random(seed)
+def altered(proxy: Proxy, times: int):
+    """Alter a byte so many times, at random places."""
+    ended, draw = threading.Event(), random.Random(times)
 
     def run() -> None:
-        for count in itertools.count():
-            if ended.wait(0.05):
+        for count in range(times):
+            proxy.flip_after(draw.randrange(50_000))
+            while proxy.flipped <= count:
+                if ended.wait(0.01):
+                    return
+            if ended.wait(0.2):  # what is made anew shall get somewhere
                 return
-            if proxy.flipped <= count:
-                proxy.flip_after(draw.randrange(20_000))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -238,7 +242,7 @@ def test_altered_traffic_breaks_the_connection_and_nothing_arrives_altered_or_tw
     with linked(leader, follower, (good["leader"], good["follower"])) as proxy:
         both(leader.open, follower.open)
         proxy.delay = 0.001
-        with altered(proxy, 1):
+        with altered(proxy, 5):
             both(lambda: exchange(leader, turns, 0, 1), lambda: exchange(follower, turns, 1, 0))
         assert proxy.flipped > 1
         assert proxy.accepted > 1
@@ -248,18 +252,25 @@ def test_nothing_that_is_logged_shows_what_was_sent(good, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     canary = "canary-7315"
     tensor = torch.frombuffer(bytearray(canary.encode() * 400), dtype=torch.uint8)
-    for shown in ((good["leader"], good["follower"]), (None, None)):
-        leader, follower = (Channel(*names, timeout=30.0, checksum=True) for names in (ROLES, ROLES[::-1]))
-        with linked(leader, follower, shown) as proxy:
-            both(leader.open, follower.open)
-            with altered(proxy, 2):
-                for turn in range(60):
-                    leader.send(0, turn, tensor)
-                    leader.tell("word", canary)
-                    assert torch.equal(follower.receive(0, turn), tensor)
-                    assert follower.hear("word") == canary
-            assert proxy.flipped > 0
+    leader, follower = (Channel(*names, timeout=30.0) for names in (ROLES, ROLES[::-1]))
+    with linked(leader, follower, (good["leader"], good["follower"])) as proxy:
+        both(leader.open, follower.open)
+        with altered(proxy, 3):
+            for turn in range(60):
+                leader.send(0, turn, tensor)
+                leader.tell("word", canary)
+                assert torch.equal(follower.receive(0, turn), tensor)
+                assert follower.hear("word") == canary
+        assert proxy.flipped > 0
+    listening = Channel(*ROLES)
+    with contextlib.closing(Listener(listening, "127.0.0.1:0", "follower")) as listener:
+        frame = bytearray(encode_json(Kind.WORD, canary, session=1, topic=canary, checksum=True))
+        frame[-3] ^= 1
+        with pytest.raises(grpc.RpcError):
+            list(knock(listener.endpoint, None, bytes(frame)))
+        listening.close()
+    assert "a frame was refused" in caplog.text
     captured = capfd.readouterr()
     for text in (caplog.text, captured.out, captured.err):
-        assert canary not in text
+        assert "canary" not in text
         assert ", ".join(str(byte) for byte in canary.encode()[:4]) not in text

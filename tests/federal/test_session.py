@@ -215,7 +215,7 @@ STEPS = st.lists(st.sampled_from(["open", "deliver", "deliver ", "restart", "con
 
 
 @given(STEPS)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_whatever_happens_they_find_each_other_soon(steps):
     table = Table()
     for name, who in steps:

@@ -1,4 +1,4 @@
-"""The curve of a run: how the tasks did at each evaluation, as a picture."""
+"""The curves of the demo's runs: how each did at its evaluations, as a picture."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ History = Sequence[Mapping[str, Any]]
 """What `model.history` holds: `{"task": ..., "global_step": ..., "metrics": {...}}` for each evaluation."""
 
 Line = tuple[list[int], list[float]]
-"""Steps, and a value for each."""
+"""Passes, and a value for each."""
 
-COLOURS = ("#2563a8", "#c2571a", "#2e7d4f", "#7a4fa3")
+STYLES: Sequence[Mapping[str, Any]] = (
+    {"color": "#2563a8", "linewidth": 1.6, "marker": "o", "markersize": 3.5, "zorder": 3},
+    {"color": "#f0b27a", "linewidth": 6.0, "zorder": 2},  # wide and pale: what lies upon it stays in sight
+    {"color": "#8b949e", "linewidth": 1.6, "linestyle": "--", "zorder": 1},
+)
+"""Of the first run, the second and the third."""
 INK, FAINT = "#30363d", "#d8dee4"
 
 
-def draw(history: History, path: Path) -> bool:
+def draw(histories: Mapping[str, History], path: Path) -> bool:
     """Write the picture to `path`; without matplotlib, say how to get it and return False."""
     if importlib.util.find_spec("matplotlib") is None:
         logging.getLogger("plait").warning("no curve was drawn: for matplotlib, `pip install 'plait[plot]'`")
         return False
-    write_atomic(path, picture(history))
+    write_atomic(path, picture(histories))
     return True
 
 
-def series(history: History, metric: str) -> dict[str, Line]:
-    """The steps and values of `metric`, for each task that has it."""
-    found: dict[str, Line] = {}
-    for entry in history:
-        if metric in entry["metrics"]:
-            steps, values = found.setdefault(str(entry["task"]), ([], []))
-            steps.append(entry["global_step"])
-            values.append(entry["metrics"][metric])
-    return found
+def series(history: History, metric: str) -> Line:
+    """The values of `metric`, and after how many passes over the data each was found."""
+    found = [
+        (number, float(one["metrics"][metric])) for number, one in enumerate(history, 1) if metric in one["metrics"]
+    ]
+    return [number for number, _ in found], [value for _, value in found]
 
 
-def picture(history: History) -> bytes:
-    """Accuracy on the left, loss on the right, a line for each task: 1200 by 600 pixels, PNG."""
+def picture(histories: Mapping[str, History]) -> bytes:
+    """Accuracy on the left, loss on the right, a line for each of up to three runs: 1200 by 600 pixels, PNG."""
     import matplotlib.style  # noqa: PLC0415 - takes half a second, and may not be installed
     from matplotlib.figure import Figure  # noqa: PLC0415 - same; not pyplot, which would look for a screen
 
@@ -56,20 +58,20 @@ def picture(history: History) -> bytes:
         figure = Figure(figsize=(8, 4), dpi=150, facecolor="white")
         figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
         left, right = figure.subplots(1, 2)
-        figure.suptitle("Two tasks, one shared tower: handwritten digits", fontsize=12, color=INK)
-        _panel(left, "Test accuracy", series(history, "accuracy"))
-        _panel(right, "Test loss", series(history, "loss"))
+        figure.suptitle("Two parties, one model: left and right halves of handwritten digits", fontsize=12, color=INK)
+        for axes, title, metric in ((left, "Test accuracy", "accuracy"), (right, "Test loss", "loss")):
+            _panel(axes, title, {name: series(history, metric) for name, history in histories.items()})
         _log_scale(right)
         figure.savefig(png, format="png")
     return png.getvalue()
 
 
 def _panel(axes: Axes, title: str, lines: Mapping[str, Line]) -> None:
-    for colour, (task, (steps, values)) in zip(COLOURS, lines.items(), strict=False):
-        label = f"{task}: {values[-1]:.3f}"
-        axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5, label=label)
+    for style, (name, (passes, values)) in zip(STYLES, lines.items(), strict=False):
+        if values:
+            axes.plot(passes, values, label=f"{name}: {values[-1]:.3f}", **style)
     axes.set_title(title, loc="left", fontsize=11, color=INK)
-    axes.set_xlabel("training step", color=INK)
+    axes.set_xlabel("passes over the training data", color=INK)
     axes.set_xlim(left=0)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

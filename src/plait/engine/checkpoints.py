@@ -93,6 +93,7 @@ class Checkpoints:
         self._strategy.rejoin()
         found = self._newest()
         if found is None:
+            self._saved_step = -1
             return False
         path, tree = found["path"], found["tree"]
         try:
@@ -123,10 +124,11 @@ class Checkpoints:
         if self._strategy.is_due(self._is_due):
             self.save()
 
-    def _is_due(self) -> bool:
+    def _is_due(self, ahead: int = 0) -> bool:
+        """Whether it is time to save, or will be so many steps further on."""
         steps, secs = self._save_steps, self._save_secs
         return (
-            (steps is not None and self._state.global_step.value - self._saved_step >= steps)
+            (steps is not None and self._state.global_step.value + ahead - self._saved_step >= steps)
             or (secs is not None and self._is_time(secs))
         ) and self._strategy.whole()
 
@@ -168,6 +170,7 @@ class Checkpoints:
         """A run that dies early comes back to the very state in which it began."""
         if self._saved_step < 0:
             self.save()
+            self._strategy.begun(self.wait)
 
     def save_last(self) -> None:
         """Save what is not saved yet, and wait until it is on disk."""

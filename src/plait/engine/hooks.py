@@ -67,6 +67,9 @@ class SessionRunContext:
 class SessionRunHook:
     """The base of hooks; override what you need."""
 
+    may_stop = True
+    """False: it never asks to stop, or a step later will do. Parties of a federation can then tell of steps ahead."""
+
     def begin(self) -> None:
         """Called once, before the session exists."""
 

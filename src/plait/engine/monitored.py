@@ -73,6 +73,11 @@ class MonitoredSession:
     def global_step(self) -> GlobalStep:
         return self._session.global_step
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether a hook may ask to stop."""
+        return any(hook.may_stop for hook in self._hooks)
+
     def should_stop(self) -> bool:
         return self._stop or self._closed
 

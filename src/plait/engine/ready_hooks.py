@@ -255,6 +255,8 @@ def _refuse(hook: str, name: str, value: object, instead: str) -> None:
 class SummarySaverHook(_Counting):
     """Writes scalars for TensorBoard: `summary_op` (Ops by name), or the metrics of the session's Model."""
 
+    may_stop = False
+
     def __init__(
         self,
         save_steps: int | None = None,

@@ -83,6 +83,8 @@ def check_finite(model: Model) -> None:
 class LoggerHook(SessionRunHook):
     """Logs a task's metrics every `log_step` steps of it, and stops at a loss that is not a number."""
 
+    may_stop = False  # it raises, which is another thing
+
     def __init__(self, model: Model, scope: TaskScope, log_step: int, label: str = "") -> None:
         self._model = model
         self._scope = scope
@@ -136,6 +138,8 @@ class LoggerHook(SessionRunHook):
 
 class ProgressHook(SessionRunHook):
     """A moving line in a terminal: steps so far and their rate."""
+
+    may_stop = False
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -214,7 +214,8 @@ class EvalStage(LoopStage):
             self.model.history.append({"task": self.scope.task, "global_step": step, "metrics": found})
             label = f"[{self.scope.task} eval]" if self.scope.task is not None else "[eval]"
             shown = " ".join(f"{name} {value:.4f}" for name, value in (found or {}).items())
-            log.info("%s global step %d, %d batches: %s", label, step, self._run_step, shown or "no metrics")
+            if shown or not self.model.strategy.follows:  # what both evaluate, the leader may have the labels of
+                log.info("%s global step %d, %d batches: %s", label, step, self._run_step, shown or "no metrics")
         return found
 
 

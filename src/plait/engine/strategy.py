@@ -96,8 +96,11 @@ class Strategy(Protocol):
     def lead(self, value: Any) -> Any:
         """The tree of the party that leads, in both."""
 
-    def is_due(self, due: Callable[[], bool]) -> bool:
-        """Whether to save now: what `due` says, or the party that leads."""
+    def is_due(self, due: Callable[..., bool]) -> bool:
+        """Whether to save now: what `due` says, or the party that leads. `due(ahead=n)`: n steps from now."""
+
+    def begun(self, wait: Callable[[], object]) -> None:
+        """The first checkpoint is being written. `wait` waits for it, which a peer that begins together needs."""
 
     def finish(self) -> None:
         """The procedure has ended, and all that it saved is on disk; returns when it is so in both parties."""
@@ -186,8 +189,12 @@ class OneParty:
     def lead(self, value: Any) -> Any:
         return value
 
-    def is_due(self, due: Callable[[], bool]) -> bool:
-        return due()
+    def is_due(self, due: Callable[..., bool]) -> bool:
+        result: bool = due()
+        return result
+
+    def begun(self, wait: Callable[[], object]) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +16,11 @@ from plait.federal.mailbox import NOTHING, Form
 from plait.federal.outbox import Message
 from plait.federal.patience import Patience
 from plait.federal.session import Session, State
-from plait.federal.wire import Kind, encode_json
+from plait.federal.wire import Kind, dump_words, encode_json
 
 __all__ = ["Channel", "Connection"]
 
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 30.0
 """For how long a silent peer is waited for when the last words are to be delivered."""
 FAREWELL_SECONDS = 2.0
 """For how long a party that ends with an error tries to say so."""
@@ -87,11 +87,21 @@ class Channel:
         return None if word is NOTHING else word
 
     def send(
-        self, slot: int, turn: int, tensor: Tensor | None, *, gradient: bool = False, precision: str | None = None
+        self,
+        slot: int,
+        turn: int,
+        tensor: Tensor | None,
+        *,
+        gradient: bool = False,
+        precision: str | None = None,
+        words: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        """Send a tensor; it must not be changed in place afterwards. Waits only while the window is full."""
+        """Send a tensor; it must not be changed in place afterwards. Waits only while the window is full.
+
+        `words`, topics and values, ride on it.
+        """
         given = None if tensor is None else tensor.detach().cpu()
-        message = Message(None, slot, turn, given, gradient, precision)
+        message = Message(None, slot, turn, given, gradient, precision, dump_words(words) if words else b"")
         self._say(lambda: self._session.outbox.add(message), f"slot {slot} of turn {turn}")
 
     def receive(self, slot: int, turn: int, *, gradient: bool = False, what: str = "") -> Tensor | None:
@@ -135,7 +145,7 @@ class Channel:
                 session.outbox.word(Kind.BYE, "", {}, session.stamp(), checksum=session.checksum)
                 self._wake()
                 self._deliver()
-            else:
+            if session.state is not State.OPEN or session.failure:  # or the peer has started anew meanwhile
                 if not session.failure:
                     session.farewell = encode_json(Kind.BYE, {}, session=0)
                 self._wake()
@@ -249,14 +259,11 @@ class Channel:
             session.news.wait(left)
 
     def _say_farewell(self) -> None:
-        """Wait until the peer has heard why this party ends, which it shows by ending the connection."""
+        """Wait until both parties have said that they end."""
         session, until = self._session, time.monotonic() + FAREWELL_SECONDS
-        said: Connection | None = None
         while session.farewell is not None and session.heard is not None:
-            if session.connection is not None and session.connection.ended:
-                said = session.connection
-            left = until - time.monotonic()
-            if left <= 0 or (said is not None and said.dropped):
+            connection, left = session.connection, until - time.monotonic()
+            if left <= 0 or (session.parted and (connection is None or connection.ended)):
                 return
             session.news.wait(left)
 

@@ -77,6 +77,12 @@ class Communicator:
             self._channel.fail(text)
         self._close_link()
 
+    def vanish(self) -> None:
+        """End without a word: this party is started again, and the other one waits for it."""
+        if self._channel is not None:
+            self._channel.refuse(f"the {self.role} is being started again")
+        self._close_link()
+
     def close(self) -> None:
         """Say goodbye; what was said before is delivered first."""
         _open.discard(self)

@@ -10,7 +10,7 @@ from plait.federal.hello import Hello, read_hello
 from plait.federal.mailbox import misfit
 from plait.federal.outbox import Message
 from plait.federal.session import Session, State
-from plait.federal.wire import Frame, FrameError, Kind, VersionError, decode, encode_json
+from plait.federal.wire import VERSION, Frame, FrameError, Kind, VersionError, decode, encode_json
 
 __all__ = ["Connection"]
 
@@ -53,7 +53,7 @@ class Connection:
                     session.received_bytes += len(data)
                     self._handle(frame, len(data))
         except VersionError as error:
-            if self._greeted:  # it spoke our version before: the frame was altered
+            if self._greeted or _is_altered(data):
                 session.drop(self, str(error))
                 raise
             with session.lock:  # stays connected, so that the peer hears our version
@@ -145,7 +145,7 @@ class Connection:
         if current and session.outbox.acknowledge(frame.received, frame.consumed):
             session.news.notify_all()
         if frame.kind == Kind.FAIL or (frame.kind == Kind.BYE and not frame.number):
-            if current or session.state is not State.OPEN:
+            if current or session.failure or session.state is not State.OPEN:
                 self._part(frame)
         elif frame.kind not in (Kind.HELLO, Kind.ACK) and current and not session.failure:
             self._keep(frame, size)
@@ -166,12 +166,17 @@ class Connection:
             session.meet(hello, self)
 
     def _part(self, frame: Frame) -> None:
-        """The peer ends. It may wait to see that it was heard, so the connection is ended, too."""
+        """The peer ends, or has heard that this party does; the first of the two is answered."""
         session = self._session
+        session.parted = True
         text = frame.value.get("text") if isinstance(frame.value, dict) else None
         why = f" with an error: {text}" if frame.kind == Kind.FAIL else ""
+        if not why and session.state is State.FRESH:
+            why = ": start it again, too, and both go on from what they have saved"
         session.end(f"the {session.peer} has ended{why}", tell=False)
-        session.drop(self, f"the {session.peer} has ended")
+        session.farewell = session.farewell or encode_json(Kind.BYE, {}, session=0)
+        session.work.notify_all()
+        session.news.notify_all()
 
     def _keep(self, frame: Frame, size: int) -> None:
         session, box = self._session, self._session.mailbox
@@ -191,3 +196,12 @@ class Connection:
             session.peer_ended = session.acknowledge_now = True
         session.count_consumed()
         session.news.notify_all()
+
+
+def _is_altered(data: bytes) -> bool:
+    """Whether a frame that claims another version is one of ours, with that one byte altered on its way."""
+    try:
+        decode(data[:3] + bytes([VERSION]) + data[4:])
+    except FrameError:
+        return False
+    return True

@@ -6,21 +6,29 @@ receive of the build gets zeros of the form that the other announced. At the end
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from plait.engine.task import TaskScope
-from plait.errors import FederalError, FunctionError
+from plait.errors import FederalError, FunctionError, UnavailableError
 from plait.federal.channel import Channel
 from plait.federal.difference import side_by_side
 
-__all__ = ["TOPIC", "Contract", "Item", "dtype_of", "key_of"]
+__all__ = ["MEETINGS", "TOPIC", "Contract", "Item", "dtype_of", "key_of", "read_item"]
 
+MEETINGS = 10
+"""How often in a row a peer that starts anew is met again."""
+MAX_BYTES = 1 << 30
+"""Of one tensor; a frame holds no more."""
 TOPIC = "build"
 """What announcements are told under."""
+
+log = logging.getLogger("plait")
 
 
 def key_of(scope: TaskScope) -> str:
@@ -60,8 +68,12 @@ class Contract:
         self._waiting: dict[str, Any] | None = None
         """What the peer announced last, if it waits for it."""
         self._peer_built = False
+        self._theirs: dict[str, dict[str, Item]] = {}
+        """What the peer had announced at the end of the build."""
         self.slots: dict[tuple[str, str, str], int] = {}
         """The number of each tensor: (scope, who sends it, name)."""
+        self.meet: Callable[[], None] = lambda: None
+        """Begins a new session, when the peer was started anew during the build."""
 
     # ---- the build
 
@@ -83,6 +95,7 @@ class Contract:
         while True:
             found = self._scopes[self._peer].get(key, {}).get(f"send {name}")
             if found is not None:
+                self._differ(*[self._facts(party, key, [(self._peer, name)]) for party in (self._own, self._peer)])
                 return found
             if self._peer_built:
                 raise FederalError(self._unsent(key, name))
@@ -99,6 +112,7 @@ class Contract:
         while not self._peer_built:
             self._hear(channel, "the end of its build")
         self._compare()
+        self._theirs = self._scopes[self._peer]
         names = [
             (key, party, item.name)
             for party, scopes in self._scopes.items()
@@ -110,24 +124,45 @@ class Contract:
 
     def repeat(self, channel: Channel) -> None:
         """The peer has started anew, and builds: tell it all again, and compare what it tells."""
-        before = {party: dict(scopes) for party, scopes in self._scopes.items()}
+        self._tell_all(channel)
+        while not self._peer_built:
+            self._take(channel.hear(TOPIC, "its build"))
+        self._compare()
+        if self._scopes[self._peer] != self._theirs:
+            raise FederalError(f"the {self._peer} came back with another program: its tensors are not those of before")
+
+    def _tell_all(self, channel: Channel) -> None:
         self._scopes[self._peer], self._rows[self._peer] = {}, {}
         self._peer_built, self._waiting = False, None
         for announcement in self._ours:
             channel.tell(TOPIC, announcement)
-        while not self._peer_built:
-            self._hear(channel, "its build")
-        self._compare()
-        if self._scopes[self._peer] != before[self._peer]:
-            raise FederalError(f"the {self._peer} came back with another program: its tensors are not those of before")
 
     def _announce(self, channel: Channel, announcement: dict[str, Any]) -> None:
         self._ours.append(announcement)
         self._note(self._own, announcement)
-        channel.tell(TOPIC, announcement)
+        try:
+            channel.tell(TOPIC, announcement)
+        except UnavailableError as error:
+            self._begin_again(channel, error)
 
     def _hear(self, channel: Channel, what: str) -> None:
-        announcement = channel.hear(TOPIC, what)
+        try:
+            self._take(channel.hear(TOPIC, what))
+        except UnavailableError as error:
+            self._begin_again(channel, error)
+
+    def _begin_again(self, channel: Channel, error: UnavailableError) -> None:
+        """The peer builds anew from its beginning; this party goes on where it is."""
+        for _ in range(MEETINGS):
+            log.warning("%s; it is met again", error)
+            try:
+                self.meet()
+                return self._tell_all(channel)
+            except UnavailableError as another:
+                error = another
+        raise error
+
+    def _take(self, announcement: Any) -> None:
         try:
             if "built" in announcement:
                 self._peer_built = True
@@ -139,11 +174,12 @@ class Contract:
             raise FederalError(f"the {self._peer} announced what is no announcement") from error
 
     def _note(self, party: str, announcement: Mapping[str, Any]) -> None:
+        scope = _checked(announcement["scope"], str) if "built" not in announcement else ""
         if "rows" in announcement:
-            self._rows[party][announcement["scope"]] = announcement["rows"]
+            self._rows[party][scope] = announcement["rows"]
         if "item" in announcement:
-            item = Item(**announcement["item"])
-            self._scopes[party].setdefault(announcement["scope"], {})[f"{item.kind} {item.name}"] = item
+            item = read_item(announcement["item"])
+            self._scopes[party].setdefault(scope, {})[f"{item.kind} {item.name}"] = item
 
     def _sent(self, announcement: Mapping[str, Any]) -> bool:
         return f"send {announcement['item']['name']}" in self._scopes[self._own].get(announcement["scope"], {})
@@ -156,7 +192,9 @@ class Contract:
     # ---- comparing
 
     def _compare(self) -> None:
-        ours, theirs = self._seen_by(self._own), self._seen_by(self._peer)
+        self._differ(self._seen_by(self._own), self._seen_by(self._peer))
+
+    def _differ(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
         found = side_by_side(self._own, ours, self._peer, theirs)
         if found is not None:
             raise FederalError(f"the two parties do not fit together:\n{found}")
@@ -165,15 +203,21 @@ class Contract:
         """Every tensor as one party has it: by who sends it, so that both say the same where they agree."""
         found: dict[str, Any] = {}
         for key in {**self._scopes[self._own], **self._scopes[self._peer]}:
-            mode, _, task = key.partition(":")
-            where = f"{mode}{f' {task}' if task else ''}"
-            if key in self._scopes[self._own] and key in self._scopes[self._peer]:
-                found[f"{where} rows of a batch"] = self._rows[party].get(key)
-            for sender in (self._own, self._peer):
-                for name in self._names(key, sender):
-                    kind = "send" if party == sender else "recv"
-                    item = self._scopes[party].get(key, {}).get(f"{kind} {name}")
-                    found[f"{where} {name!r} of the {sender}"] = self._described(item, key, sender, name)
+            tensors = [(sender, name) for sender in (self._own, self._peer) for name in self._names(key, sender)]
+            found |= self._facts(party, key, tensors)
+        return found
+
+    def _facts(self, party: str, key: str, tensors: Iterable[tuple[str, str]]) -> dict[str, Any]:
+        """What one party says of a scope, and of tensors in it, each by who sends it and its name."""
+        found: dict[str, Any] = {}
+        mode, _, task = key.partition(":")
+        where = f"{mode}{f' {task}' if task else ''}"
+        if key in self._scopes[self._own] and key in self._scopes[self._peer]:
+            found[f"{where} rows of a batch"] = self._rows[party].get(key)
+        for sender, name in tensors:
+            kind = "send" if party == sender else "recv"
+            item = self._scopes[party].get(key, {}).get(f"{kind} {name}")
+            found[f"{where} {name!r} of the {sender}"] = self._described(item, key, sender, name)
         return found
 
     def _names(self, key: str, sender: str) -> list[str]:
@@ -209,6 +253,10 @@ class Contract:
         """Whether tensors travel in this task and mode."""
         return any(self._scopes[party].get(key) for party in self._scopes)
 
+    def gives_back(self, key: str) -> bool:
+        """Whether this party sends gradients in this task and mode."""
+        return any(item.kind == "send" and item.gradient for item in self._scopes[self._peer].get(key, {}).values())
+
     def forms(self) -> dict[int, tuple[torch.dtype, tuple[int, ...]]]:
         """The form of each tensor, by its number; the first dimension is free."""
         return {
@@ -216,6 +264,26 @@ class Contract:
             for (key, party, name), number in self.slots.items()
             for item in [self._scopes[party][key][f"send {name}"]]
         }
+
+
+def read_item(value: Any) -> Item:
+    """The item in an announcement; TypeError if it is none. What is made of it in the build is bounded."""
+    item = Item(**value)
+    for part, kind in ((item.name, str), (item.dtype, str), (item.gradient, bool), (item.rows, int)):
+        _checked(part, kind)
+    for size in _checked(item.shape, list) if item.shape is not None else ():
+        _checked(0 if size is None else size, int)
+    if item.kind not in ("send", "recv") or min((0, *item.sizes())) < 0 or (item.kind == "send" and item.shape is None):
+        raise TypeError("no kind, or no shape, of a tensor")
+    if item.kind == "send" and math.prod(item.sizes()) * dtype_of(item.dtype).itemsize > MAX_BYTES:
+        raise FederalError(f"{item.name!r:.40} is announced with shape {list(item.sizes())}: that is too large to send")
+    return item
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
+    return value
 
 
 def _filled(wanted: list[int | None] | None, sent: list[int | None]) -> list[int | None]:

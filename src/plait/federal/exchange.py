@@ -2,7 +2,8 @@
 
 What is received is a leaf: its gradient goes out as soon as the backward pass has it. What is sent hangs on the root of
 the pass by a node that waits for its gradient. Nodes run the latest first, and whatever came of a tensor that was sent
-came later, in both parties: so nobody waits for a gradient that waits for his own.
+came later, in both parties: so nobody waits for a gradient that waits for his own. Who waits for one has, for the same
+reason, all the gradients of what came later; what has none by then, no loss depends on, and the other party is told.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Awaited(torch.autograd.Function):
         return tensor.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> Any:  # type: ignore[override] # one gradient in, as forward gives one tensor
+    def backward(ctx: Any, _: Tensor) -> Any:
         return ctx.wait(), None
 
 
@@ -47,7 +48,7 @@ class _Root(torch.autograd.Function):
         return loss.detach().clone() if loss is not None else tokens[0].detach().clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override] # as above
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         ctx.begin()
         return None, gradient if ctx.has_loss else None, *[gradient.new_zeros(())] * ctx.tokens
 
@@ -78,13 +79,13 @@ class Exchange:
         self._saving: Callable[[], AbstractContextManager[Any]] = keeping_variables if late else nullcontext
         self.turn = 0
         """The number of the step, in both parties."""
+        self.riding: Callable[[], Sequence[tuple[str, Any]]] = tuple
+        """Gives the words that ride on the next gradient."""
         self.latest: dict[tuple[str, str, str], Tensor | None] = {}
         """What was received last, by scope, kind and name: "recv", or "grad" of what was sent."""
         self.lossless: set[str] = set()
         """Where this party has no loss of its own."""
         self._precision = precision
-        self._unused: dict[str, set[str]] = {}
-        """What no loss depends on, though the peer waits for its gradient."""
         self._channel: Channel | None = None
         self._step: _Step | None = None
 
@@ -164,12 +165,15 @@ class Exchange:
             slot = self._slot(step, self.own, name)
             self.channel.send(slot, step.turn, tensor.detach(), precision=self._precision)
         if gradient:
-            wait = functools.partial(self._gradient_of, step, name, tensor.shape, tensor.device)
+            wait = functools.partial(self._gradient_of, step, name, tensor.shape, tensor.device, set(step.leaves))
             step.awaited.append(_Awaited.apply(tensor, wait))  # type: ignore[no-untyped-call] # torch leaves it so
         step.sent.append(tensor)
         return tensor
 
-    def _gradient_of(self, step: _Step, name: str, shape: torch.Size, device: torch.device) -> Tensor:
+    def _gradient_of(self, step: _Step, name: str, shape: torch.Size, device: torch.device, before: set[str]) -> Tensor:
+        """Wait for it. `before` was received before this was sent: of the others, all that come have come by now."""
+        for other in [other for other in step.leaves if other not in before]:
+            self._give_nothing(step, other)
         what = f"the gradient of {name!r} in step {step.turn}"
         found = self.channel.receive(self._slot(step, self.own, name), step.turn, gradient=True, what=what)
         self.latest[step.key, "grad", name] = found
@@ -205,7 +209,7 @@ class Exchange:
             found.requires_grad_()
             step.leaves[name] = found
             if not self.building:
-                found.register_hook(functools.partial(self._give_back, step, name))
+                found.register_hook(functools.partial(self._give_back, step, name))  # type: ignore[no-untyped-call] # same
         return found
 
     def _built_form(
@@ -228,7 +232,7 @@ class Exchange:
         slot = self._slot(step, self.peer, name)
         del step.leaves[name]
         value = self.feedback.add(slot, gradient.detach().cpu()) if self._precision else gradient.detach()
-        self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision)
+        self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision, words=self.riding())
 
     def _slot(self, step: _Step, sender: str, name: str) -> int:
         try:
@@ -255,28 +259,23 @@ class Exchange:
                 f"the loss_fn for {step.scope} returned no loss, and nothing is sent with require_grad=True: there is "
                 "nothing to train by"
             )
-        root: Tensor = _Root.apply(functools.partial(self._backward_begins, step), own, *step.awaited)  # type: ignore[no-untyped-call] # torch leaves it so
-        if self.building:
-            self._unused[step.key] = _unreached(root, step.leaves)
+        # What waits for gradients holds the step: it must not hold them in turn, or no step would ever be freed.
+        tokens, step.awaited, step.sent = step.awaited, [], []
+        root: Tensor = _Root.apply(functools.partial(self._backward_begins, step), own, *tokens)  # type: ignore[no-untyped-call] # torch leaves it so
         return root
 
     def _backward_begins(self, step: _Step) -> None:
-        """Gradients that will not come are told at once, since the peer waits for them."""
-        if self.building:
-            return
-        for name in self._unused[step.key]:
-            if name in step.leaves:
-                self._give_nothing(step, name)
         callback = functools.partial(self._backward_ended, step)
-        torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined] # noqa: SLF001 - the only way to the end of a pass
+        torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - the only way to the end of a pass
 
     def _backward_ended(self, step: _Step) -> None:
+        """Gradients that did not come are told, since the peer waits for them."""
         for name in list(step.leaves):
             self._give_nothing(step, name)
 
     def _give_nothing(self, step: _Step, name: str) -> None:
         del step.leaves[name]
-        self.channel.send(self._slot(step, self.peer, name), step.turn, None, gradient=True)
+        self.channel.send(self._slot(step, self.peer, name), step.turn, None, gradient=True, words=self.riding())
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -286,19 +285,3 @@ def _name(dtype: torch.dtype) -> str:
 def _item(kind: str, name: str, tensor: Tensor, gradient: bool) -> Item:
     shape: list[int | None] = [None, *tensor.shape[1:]] if tensor.dim() else []
     return Item(kind, name, _name(tensor.dtype), gradient, shape, tensor.shape[0] if tensor.dim() else 0)
-
-
-def _unreached(root: Tensor, leaves: dict[str, Tensor]) -> set[str]:
-    """The leaves that a backward pass from `root` does not come to."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    todo: list[Any] = [root.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        todo.extend(following for following, _ in node.next_functions)
-    return {name for name, leaf in leaves.items() if id(leaf) not in found}

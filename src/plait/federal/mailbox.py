@@ -53,7 +53,10 @@ class Mailbox:
         self.received += size
         if frame.kind == Kind.WORD:
             self._words.setdefault(frame.topic, deque()).append((frame.value, size))
-        elif frame.kind == Kind.TENSOR and frame.turn >= self.floor:
+            return None
+        for topic, value in frame.words:
+            self._words.setdefault(topic, deque()).append((value, 0))
+        if frame.kind == Kind.TENSOR and frame.turn >= self.floor:
             key = (frame.slot, frame.turn, frame.gradient)
             if key in self._tensors:
                 return f"{_name(*key)} came twice"

@@ -12,7 +12,7 @@ from plait.engine.functions import EvalFn, LossFn, ProcedureFn
 from plait.engine.model import Model, connected
 from plait.engine.op import Op
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
-from plait.errors import PlaitError
+from plait.errors import ClusterError, PlaitError
 from plait.federal.communicator import Communicator
 from plait.federal.contract import key_of
 from plait.federal.exchange import Exchange
@@ -135,6 +135,7 @@ class FederalModel(Model):
         with self._telling():
             facts: dict[str, Any] = {
                 "procedure": getattr(procedure_fn, "facts", None) or "a function",
+                "project_name": args[1] if len(args) > 1 else settings.get("project_name", "default_prj"),
                 "checkpoint_dir": settings.get("checkpoint_dir") is not None,
             }
             if self.communicator.party.staleness:  # the clocks of two machines do not tick alike
@@ -157,8 +158,12 @@ class FederalModel(Model):
         """The other party is told why this one ends; of errors that are not plait's, only the kind: no values."""
         try:
             yield
+        except ClusterError as error:
+            if self.strategy.worker_num == 1:
+                raise
+            self._federal().start_again(str(error))
         except Exception as error:
             known = isinstance(error, PlaitError)
             text = str(error) if known else f"{type(error).__name__}; its own log says more"
-            self.communicator.fail(f"the {self.federal_role} has ended with an error: {text}")
+            self.communicator.fail(text)
             raise

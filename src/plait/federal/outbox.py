@@ -19,7 +19,7 @@ _DESCRIPTION_BYTES = 48
 class Message:
     """A numbered message. A tensor is encoded when it is about to be sent, so that `send` does not wait for that."""
 
-    __slots__ = ("_gradient", "_precision", "_slot", "_tensor", "_turn", "_version", "data", "number", "size")
+    __slots__ = ("_gradient", "_precision", "_slot", "_tensor", "_turn", "_version", "_words", "data", "number", "size")
 
     def __init__(
         self,
@@ -29,16 +29,17 @@ class Message:
         tensor: Tensor | None = None,
         gradient: bool = False,
         precision: str | None = None,
+        words: bytes = b"",
     ) -> None:
         self.data = data
         self.number = 0
         self._slot, self._turn, self._gradient, self._precision = slot, turn, gradient, precision
-        self._tensor = tensor
+        self._tensor, self._words = tensor, words
         self._version = _version(tensor)
         if data is not None:
             self.size = len(data)
         else:  # until it is encoded
-            self.size = HEADER_BYTES + _DESCRIPTION_BYTES + (tensor.nbytes if tensor is not None else 0)
+            self.size = HEADER_BYTES + _DESCRIPTION_BYTES + len(words) + (tensor.nbytes if tensor is not None else 0)
 
     def encode(self, stamp: Stamp, *, checksum: bool) -> bytes:
         """FrameError if the tensor cannot be sent, or is not what it was when it was given."""
@@ -55,6 +56,7 @@ class Message:
             consumed=consumed,
             gradient=self._gradient,
             precision=self._precision,
+            words=self._words,
             checksum=checksum,
         )
         if _version(tensor) != self._version:

@@ -48,7 +48,7 @@ class Patience:
         )
         if heard is None:
             return text + f"start the {self._peer}, and see that the two can reach each other"
-        if self._end(None) >= self._end(heard):
+        if time.monotonic() - heard >= self._timeout:
             return text + f"it fell silent, see its log; timeout={self._timeout:g} is how long it may be silent"
         text += "it is there, and does something else, see its log"
         if waiting:

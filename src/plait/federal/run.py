@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from plait.errors import ConfigError
+from plait.federal.settings import ROLES, VARIABLES, Party
+from plait.federal.supervise import Keeper, Member, PassingChild
 from plait.launch.environment import HOST, Layout, cores, free_ports, without_roles
 from plait.launch.local import check_command, make_log_dir
 from plait.launch.output import last_lines
 from plait.launch.processes import Processes, describe, exit_status
 from plait.launch.supervise import Failure, caught_signals
-from plait.errors import ConfigError
-from plait.federal.settings import ROLES, VARIABLES, Party
-from plait.federal.supervise import Keeper, Member, PassingChild
 
 __all__ = ["RESTARTS", "federate", "party"]
 

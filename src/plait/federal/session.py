@@ -65,7 +65,9 @@ class Session:
         self.failure = ""
         """Why every call fails from now on."""
         self.farewell: bytes | None = None
-        """The frame that tells the peer that this party ends, outside of a session or with an error."""
+        """The frame that tells the peer that this party ends, outside of a session or with an error; it is answered."""
+        self.parted = False
+        """The peer has said the same."""
         self.connection: Connection | None = None
         self.hello: Hello | None = None
         """The peer's last."""

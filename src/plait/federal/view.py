@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from plait.federal.supervise import Member
 from plait.launch.output import Echo, last_lines
 from plait.launch.processes import LocalChild, describe
-from plait.federal.supervise import Member
 
 __all__ = ["Facts", "Lines", "Screen", "draw", "facts_of", "view"]
 

@@ -39,6 +39,7 @@ __all__ = [
     "Kind",
     "VersionError",
     "decode",
+    "dump_words",
     "encode_json",
     "encode_tensor",
 ]
@@ -79,7 +80,7 @@ _ALIGNMENT = 16
 _TENSOR = struct.Struct("<IQBBBBf")
 _MAX_HEAD = 256  # header and description of a tensor take no more
 _CHECKSUM = 1  # flag of the header
-_GRADIENT, _ABSENT = 1, 2  # flags of a tensor
+_GRADIENT, _ABSENT, _WORDS = 1, 2, 4  # flags of a tensor
 _STRING = re.compile(rb'"[^"]*"?')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_BRACKET = bytes.maketrans(b"{}", b"[]")
@@ -133,6 +134,8 @@ class Frame:
     gradient: bool = False
     tensor: Tensor | None = field(default=None, repr=False)
     """On the memory of the frame. None in a TENSOR: absent, a gradient that is zero."""
+    words: list[tuple[str, Any]] = field(default_factory=list, repr=False)
+    """What rides on a TENSOR: topics and values."""
 
 
 def encode_json(
@@ -173,16 +176,19 @@ def encode_tensor(
     consumed: int,
     gradient: bool = False,
     precision: str | None = None,
+    words: bytes = b"",
     checksum: bool = False,
 ) -> bytes:
-    """A TENSOR frame of a tensor on the CPU, copied once if it is contiguous. None: a gradient that is zero."""
+    """A TENSOR frame of a tensor on the CPU, copied once if it is contiguous. None: a gradient that is zero.
+
+    `words`, from `dump_words`, ride on it: what is to be said soon, and would be a message of its own otherwise.
+    """
     _check_host()
     counts = (session, number, received, consumed)
-    flags = _GRADIENT if gradient else 0
+    flags = (_GRADIENT if gradient else 0) | (_WORDS if words else 0)
     if tensor is None:
-        return _join(
-            Kind.TENSOR, counts, _TENSOR.pack(slot, turn, flags | _ABSENT, 0, 0, 0, 0.0), b"", checksum=checksum
-        )
+        absent = _TENSOR.pack(slot, turn, flags | _ABSENT, 0, 0, 0, 0.0)
+        return _join(Kind.TENSOR, counts, absent + words, b"", checksum=checksum)
     code = _CODES.get(tensor.dtype, 0)
     if not code or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise FrameError(
@@ -192,9 +198,17 @@ def encode_tensor(
     _check_shape(tensor.shape, tensor.dtype, MAX_BYTES - _MAX_HEAD)
     wire, scale = narrow(tensor.detach(), precision)
     description = _TENSOR.pack(slot, turn, flags, _CODES[wire.dtype], code, tensor.ndim, scale)
-    description += struct.pack(f"<{tensor.ndim}Q", *tensor.shape)
+    description += struct.pack(f"<{tensor.ndim}Q", *tensor.shape) + words
     elements = wire.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().data
     return _join(Kind.TENSOR, counts, description, elements, checksum=checksum)
+
+
+def dump_words(words: Sequence[tuple[str, Any]]) -> bytes:
+    """Words that ride on a tensor, as text."""
+    text = _dump([[topic, value] for topic, value in words], "words")
+    if len(text) > MAX_TEXT_BYTES:
+        raise FrameError(f"{len(text)} bytes of JSON on a tensor, and {MAX_TEXT_BYTES} may ride on it: say less")
+    return text
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Frame:
@@ -262,11 +276,15 @@ def _read_tensor(frame: Frame, data: bytes, begin: int, end: int, max_bytes: int
     if end - HEADER_BYTES < _TENSOR.size:
         raise FrameError(f"the description of a tensor has {end - HEADER_BYTES} bytes: it has {_TENSOR.size} at least")
     frame.slot, frame.turn, flags, wire, code, ndim, scale = _TENSOR.unpack_from(data, HEADER_BYTES)
-    if end - HEADER_BYTES != _TENSOR.size + 8 * ndim or flags & ~(_GRADIENT | _ABSENT):
+    sizes_end = HEADER_BYTES + _TENSOR.size + 8 * ndim
+    fits = sizes_end < end <= sizes_end + MAX_TEXT_BYTES if flags & _WORDS else end == sizes_end
+    if not fits or flags & ~(_GRADIENT | _ABSENT | _WORDS):
         raise FrameError(
             f"the description of a tensor has {end - HEADER_BYTES} bytes, {ndim} dimensions, flags {flags}"
         )
     frame.gradient = bool(flags & _GRADIENT)
+    if flags & _WORDS:
+        frame.words = _read_words(data[sizes_end:end])
     if flags & _ABSENT:
         if wire or code or ndim or scale or begin != len(data):
             raise FrameError("a tensor that is absent has a dtype, a shape, a scale or elements")
@@ -275,6 +293,15 @@ def _read_tensor(frame: Frame, data: bytes, begin: int, end: int, max_bytes: int
         raise FrameError(f"a tensor of dtype {code}, on the wire {wire}: there are 1 to {len(DTYPES)}")
     shape = struct.unpack_from(f"<{ndim}Q", data, HEADER_BYTES + _TENSOR.size)
     frame.tensor = _tensor(data, begin, shape, (DTYPES[wire], DTYPES[code], scale), max_bytes)
+
+
+def _read_words(text: bytes) -> list[tuple[str, Any]]:
+    words = _load(text)
+    if not isinstance(words, list) or not all(
+        isinstance(word, list) and len(word) == 2 and isinstance(word[0], str) for word in words
+    ):
+        raise FrameError("what rides on a tensor is not a list of topics and values")
+    return [(topic, value) for topic, value in words]
 
 
 def _tensor(

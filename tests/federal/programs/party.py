@@ -1,8 +1,8 @@
-"""One party of a small training of two: `python party.py OUT CHECKPOINTS`; the environment says which party it is.
+"""One party of a small training of two: `python party.py DIRECTORY`; the environment says which party it is.
 
-Tensors go from the leader to the follower and back, in training and in evaluation, and both have dropout and Adam. OUT
-gets what came out, to the last bit: OUT.safetensors (variables and optimizers), OUT.json (all else). OUT.steps grows by
-a line at every step, for a test that waits for one.
+Tensors go from the leader to the follower and back, in training and in evaluation, and both have dropout and Adam. In
+DIRECTORY, <role>.safetensors (variables and optimizers) and <role>.json (all else) say at the end what came out, to the
+last bit; <role>.steps grows by a line at every step.
 
 PLAIT_KILL_AT=`moment:skip` makes the process kill itself at that moment (see `Kill`), after `skip` of them have passed.
 
@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import select
 import signal
 import sys
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 import torch.nn.functional as F
@@ -168,6 +170,8 @@ def make(model: Any, role: str, given: argparse.Namespace) -> Any:
         if role == "follower":
             return follower(model, sample, train=True, dropout=given.dropout)
         logits = leader(model, sample, train=True, dropout=given.dropout)
+        if given.fail_at and model.global_step.value == given.fail_at:
+            raise ArithmeticError(f"a user's error with values in it: {sample.y[:3].tolist()} {sample.id[:3].tolist()}")
         return F.cross_entropy(logits, sample.y - FIRST_LABEL)
 
     def eval_fn(model: Any, sample: Sample) -> None:
@@ -219,7 +223,7 @@ def report(model: Any, out: Path) -> None:
         "random": hashlib.sha256(repr({n: _digest(v) for n, v in rng_state().items()}).encode()).hexdigest(),
     }
     safetensors.torch.save_file(tensors, f"{out}.safetensors")
-    out.with_suffix(".json").write_text(json.dumps(facts, indent=1))
+    Path(f"{out}.json").write_text(json.dumps(facts, indent=1))
 
 
 def _digest(value: Any) -> Any:
@@ -230,28 +234,31 @@ def _digest(value: Any) -> Any:
 
 def run(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("checkpoints")
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--wrong-row", type=int, default=0)
+    parser.add_argument("--wrong-row", type=int, default=0, help="of the follower's: its id is another")
+    parser.add_argument("--fail-at", type=int, default=0, help="the leader's function raises at this step")
     given = parser.parse_args(arguments)
+    role = os.environ["PLAIT_PARTY"]
     KILL.set(os.environ.get("PLAIT_KILL_AT", ""))
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("plait").setLevel(logging.DEBUG)
     torch.manual_seed(5)
-    model = make(efl.FederalModel(sample_id="id"), os.environ["PLAIT_PARTY"], given)
+    random.seed(6)
+    np.random.seed(7)  # noqa: NPY002 - the global state is meant
+    model = make(efl.FederalModel(sample_id="id"), role, given)
     model.compile()
     KILL.reached("built")
     chief = model.strategy.worker_id == 0
-    out = given.out if chief else given.out.with_name(f"{given.out.name}-{model.strategy.worker_id}")
-    hooks = [Steps(model, Path(f"{out}.steps"), given.pause)]
+    hooks = [Steps(model, given.directory / f"{role}.steps", given.pause)] if chief else []
     procedure = efl.procedure_fn.train_and_eval(max_iter=given.passes)
-    model.fit(procedure, log_step=5, checkpoint_dir=given.checkpoints, save_steps=7, keep=3, hooks=hooks)
+    checkpoints = given.directory / f"{role}-checkpoints"
+    model.fit(procedure, log_step=5, checkpoint_dir=checkpoints, save_steps=7, keep=3, hooks=hooks)
     KILL.reached("end")
     if chief:
-        report(model, out)
+        report(model, given.directory / role)
     model.close()
 
 
