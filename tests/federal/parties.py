@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from plait.federal.certificates import init
 from plait.federal.settings import ROLES, VARIABLES
+from plait.federal.supervise import may_start_again
 from plait.launch.environment import free_ports
 
 from .proxy import Proxy
@@ -162,7 +163,7 @@ class Two:
         while not all(self.code(role) == 0 for role in ROLES):
             assert time.monotonic() < until, f"they have not ended after {seconds:g} s:\n{self.logs()}"
             codes = {role: self.code(role) for role in ROLES}
-            killed = -signal.SIGKILL in codes.values()
+            killed = any(code is not None and may_start_again(code) for code in codes.values())
             late = sorted(map(str, codes.values())) == ["0", "1"] and self._was_late()
             assert killed or late or set(codes.values()) <= {None, 0}, f"{codes}:\n{self.logs()}"
             if killed or late:
@@ -179,7 +180,8 @@ class Two:
         """What both have come to, to the last bit, by names."""
         found: dict[str, object] = {}
         for role in ROLES:
-            found |= {f"{role} {name}": value for name, value in json.loads(self._file(role, "json").read_text()).items()}
+            facts = json.loads(self._file(role, "json").read_text())
+            found |= {f"{role} {name}": value for name, value in facts.items()}
             tensors = load_file(self._file(role, "safetensors"))
             found |= {f"{role} {name}": value.numpy().tobytes().hex() for name, value in tensors.items()}
         return found

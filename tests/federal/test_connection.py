@@ -9,6 +9,7 @@ import torch
 from plait.errors import FederalError, UnavailableError
 from plait.federal import connection as module
 from plait.federal.hello import Hello, name_session
+from plait.federal.outbox import Message
 from plait.federal.wire import FrameError, Kind, VersionError, decode, encode_json, encode_tensor
 
 from .channels import error_of, make
@@ -228,6 +229,20 @@ def test_messages_wait_for_the_peers_hello_and_go_on_where_it_says(opened):
     opened.hello(peer=opened.life, fresh=False, received=1)
     assert [opened.next(Kind.WORD).number for _ in range(2)] == [2, 3]
     assert opened.channel.kept_bytes > 0
+
+
+def test_a_new_session_while_a_tensor_is_encoded(opened, monkeypatch):
+    session, encode = opened.channel._session, Message.encode
+
+    def encode_slowly(message, *args, **kwargs):
+        with session.lock:
+            session.begin()
+        return encode(message, *args, **kwargs)
+
+    monkeypatch.setattr(Message, "encode", encode_slowly)
+    opened.channel.send(0, 0, torch.ones(3))
+    assert decode(next(opened.frames)).kind == Kind.HELLO
+    assert session.outbox.said == session.outbox.kept == 0
 
 
 def test_frames_say_what_came_and_what_was_taken(opened):

@@ -280,6 +280,20 @@ def test_outside_of_a_step():
         _ = exchange.channel
 
 
+def test_a_second_backward_pass_is_refused():
+    weight = parameter(2.0)
+
+    def lead(side):
+        return side.recv("a").square().sum()
+
+    with sides(lead, lambda side: side.send("a", weight.expand(side.rows, 1))) as made:
+        made[1].step(1, backward=False)
+        loss = made[0].step(1, backward=False)
+        loss.backward(retain_graph=True)
+        with pytest.raises(FederalError, match="a second backward pass through the same step"):
+            loss.backward()
+
+
 def test_a_step_that_is_over_is_freed_at_once():
     """Its activations with it: nothing waits for the collector of cycles."""
     weight, own = parameter(2.0), parameter(1.0)
@@ -292,12 +306,25 @@ def test_a_step_that_is_over_is_freed_at_once():
         side.send("back", side.recv("left") * weight)
 
     with sides(lead, follow) as made:
+        steps(made, 1)
         gc.collect()
         gc.disable()
         try:
-            for turn in range(1, 11):
+            before = _steps_alive()
+            for turn in range(2, 12):
                 steps(made, turn)
-            alive = sum(type(thing).__name__ == "_Step" for thing in gc.get_objects())
+            assert _steps_alive() == before
         finally:
             gc.enable()
-        assert alive <= 2
+
+
+def test_a_model_that_is_over_is_freed():
+    gc.collect()
+    before = _steps_alive()
+    both(leader(efl.procedure_fn.train(3)), follower(efl.procedure_fn.train(3)))
+    gc.collect()
+    assert _steps_alive() == before
+
+
+def _steps_alive():
+    return sum(type(thing).__name__ == "_Step" for thing in gc.get_objects())

@@ -22,7 +22,7 @@ from plait.federal.settings import ROLES, VARIABLES, other
 from plait.variables.checkpoint import CheckpointDir
 
 from .parties import PROGRAM, Starter, Two, at_random
-from .programs.party import BATCH, CANARIES, CLASSES, FIRST_LABEL, ROWS, follower, leader, rows
+from .programs.party import BATCH, CANARIES, FIRST_LABEL, ROWS, follower, leader, rows
 
 TIMES = 20
 """How often each fault happens, in the long tests."""
@@ -88,6 +88,32 @@ def test_both_are_killed_at_such_moments(starter, undisturbed, tmp_path):
         two.start("follower", kill_at="saved")
         two.end(moments)
         assert_same(two.outcome(), undisturbed())
+
+
+STALE = ("--one-way", "--staleness", 1)
+
+
+@pytest.mark.parametrize("options", [STALE, ("--wire-dtype", "int8")], ids=["late gradients", "rounded gradients"])
+@pytest.mark.parametrize("role", ROLES)
+def test_what_was_rounded_off_or_is_late_is_not_lost(starter, undisturbed, tmp_path, role, options):
+    moments = ["step:4", "saved:1", "evaluation:2"]
+    with Two(starter, tmp_path, *options) as two:
+        two.start(role, kill_at="update:9")
+        two.start(other(role))
+        two.end({role: moments})
+        assert_same(two.outcome(), undisturbed(*options))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_kill_in_a_second_fit_lets_both_begin_again(starter, undisturbed, tmp_path, role):
+    """The other one cannot go back to its first: it ends with the code that asks for another start."""
+    options = ("--fits", 2, "--passes", 3)
+    with Two(starter, tmp_path, *options) as two:
+        two.start(role, kill_at="step:40")
+        two.start(other(role))
+        two.end({role: ["step:8"]})
+        assert_same(two.outcome(), undisturbed(*options))
+        assert "asks its launcher to start it again" in two.log(other(role))
 
 
 # ---- faults at random moments
@@ -211,8 +237,9 @@ def test_a_party_that_never_comes_back_is_waited_for_no_longer_than_was_said(sta
         assert 2.0 < time.monotonic() - begin < 10.0
         said = two.log(left).splitlines()[-1]
         clock = r"\d\d:\d\d:\d\d"
-        assert re.search(rf"the {left} waited 3\S* s for the {lost} \(for .+, since {clock}; last heard at {clock}\)", said)
-        directory = CheckpointDir(tmp_path / f"{left}-checkpoints")
+        waited = rf"the {left} waited 3\S* s for the {lost} \(for .+, since {clock}; last heard at {clock}\)"
+        assert re.search(waited, said)
+        directory = CheckpointDir(tmp_path / f"{left}-checkpoints" / "0")
         assert all(directory.read(info)["format"] for info in directory.list())
     with Two(starter, tmp_path, "--pause", 0.002) as two:
         two.start()
@@ -229,7 +256,8 @@ def test_errors_of_both_parties_give_nothing_away(starter, tmp_path):
         two.start()
         two.wait_for(two.ended, 20.0)
         assert [two.code(role) for role in ROLES] == [1, 1]
-        assert "is of other samples" in two.log("leader") and "is of other samples" in two.log("follower")
+        assert "is of other samples" in two.log("leader")
+        assert "is of other samples" in two.log("follower")
         assert_nothing_seen(two.log("leader"), two.log("follower"))
 
 

@@ -128,6 +128,20 @@ def test_restarts_are_used_up(world_of):
     assert (failure.child.kind, failure.code) == ("follower", -11)
 
 
+def test_one_that_came_back_when_the_other_had_ended_is_started_again_with_it(world_of):
+    world = world_of(leader=[None, 0], follower=[-9, 1, 0])
+
+    def wait(seconds, real=world.wait):
+        real(seconds)
+        if sum("follower starts" in event for event in world.events) == 2 and world.actors["leader"].code is None:
+            world.actors["leader"].end(0)
+
+    world.wait = wait
+    assert world.keep(restarts=2) is None
+    cause = "of 2: the follower ended with exit code 1"
+    assert world.events[-2:] == [f"leader starts (us: restart 1 {cause})", f"follower starts (us: restart 2 {cause})"]
+
+
 def test_both_killed_at_once_are_both_started_again(world_of):
     world = world_of(leader=[-9, 0], follower=[-9, 0])
     assert world.keep() is None

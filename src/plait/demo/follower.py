@@ -45,8 +45,8 @@ def eval_fn(model: efl.FederalModel, sample: Sample) -> None:
 
 def build(model: efl.FederalModel) -> efl.Model:
     model.input_fn(input_fn)
-    model.loss_fn(loss_fn)  # type: ignore[arg-type] # it takes a FederalModel
-    model.eval_fn(eval_fn)  # type: ignore[arg-type] # same
+    model.loss_fn(loss_fn)
+    model.eval_fn(eval_fn)
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(agreed.ADAM))
     return model.compile()
 

@@ -80,14 +80,14 @@ class Connection:
                     return self._count(chosen)
                 if chosen.data is not None:
                     return self._count(chosen.data)
-                stamp = session.stamp()
+                stamp, outbox = session.stamp(), session.outbox
             try:  # without the lock: a large tensor takes a while
                 data = chosen.encode(stamp, checksum=session.checksum)
             except Exception as error:  # noqa: BLE001  a transport's thread must not die of what a user sends
                 self._give_up(chosen, error)
                 continue
             with session.lock:
-                data = session.outbox.settle(chosen, data)
+                data = outbox.settle(chosen, data)  # of its own session, which may be over
                 if not self.dropped and self.tag == session.tag == stamp[0]:
                     return self._count(data)
 

@@ -26,6 +26,21 @@ from plait.federal.precision import Feedback
 __all__ = ["Exchange"]
 
 
+class _Once:
+    """A function that is called once, and then forgotten: nobody sees cycles through what torch's nodes hold."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._function: Callable[..., Any] | None = functools.partial(function, *args)
+
+    def __call__(self, *args: Any) -> Any:
+        function, self._function = self._function, None
+        if function is None:
+            raise FederalError("a second backward pass through the same step: the other party makes one")
+        return function(*args)
+
+
 class _Awaited(torch.autograd.Function):
     """A zero that hangs on what was sent; going back, it waits for the gradient."""
 
@@ -165,7 +180,7 @@ class Exchange:
             slot = self._slot(step, self.own, name)
             self.channel.send(slot, step.turn, tensor.detach(), precision=self._precision)
         if gradient:
-            wait = functools.partial(self._gradient_of, step, name, tensor.shape, tensor.device, set(step.leaves))
+            wait = _Once(self._gradient_of, step, name, tensor.shape, tensor.device, set(step.leaves))
             step.awaited.append(_Awaited.apply(tensor, wait))  # type: ignore[no-untyped-call] # torch leaves it so
         step.sent.append(tensor)
         return tensor
@@ -202,14 +217,14 @@ class Exchange:
         found = self._built_form(step, name, dtype, gradient, shape) if self.building else self._received(step, name)
         if found.device != device:
             found = found.to(device)
-        self.latest[step.key, "recv", name] = found
+        self.latest[step.key, "recv", name] = found.detach()  # without the hook below, which holds this
         if gradient:
             if not found.is_floating_point():
                 raise FunctionError(f"recv({name!r}, require_grad=True): {found.dtype} has no gradient; leave it out")
             found.requires_grad_()
             step.leaves[name] = found
             if not self.building:
-                found.register_hook(functools.partial(self._give_back, step, name))  # type: ignore[no-untyped-call] # same
+                found.register_hook(_Once(self._give_back, step, name))  # type: ignore[no-untyped-call] # same
         return found
 
     def _built_form(
@@ -261,7 +276,7 @@ class Exchange:
             )
         # What waits for gradients holds the step: it must not hold them in turn, or no step would ever be freed.
         tokens, step.awaited, step.sent = step.awaited, [], []
-        root: Tensor = _Root.apply(functools.partial(self._backward_begins, step), own, *tokens)  # type: ignore[no-untyped-call] # torch leaves it so
+        root: Tensor = _Root.apply(_Once(self._backward_begins, step), own, *tokens)  # type: ignore[no-untyped-call] # torch leaves it so
         return root
 
     def _backward_begins(self, step: _Step) -> None:

@@ -40,7 +40,6 @@ STREAMS = 4
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.http2.max_frame_size", 1 << 20),  # a tenth faster than 16 KiB at messages of 16 MB
     # for a peer that stands still, or whose network went without a word; the channel's heartbeats cannot see that
     # while a message waits to be sent
     ("grpc.keepalive_time_ms", 20_000),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from plait.engine.functions import EvalFn, LossFn, ProcedureFn
+from plait.engine.functions import ProcedureFn
 from plait.engine.model import Model, connected
 from plait.engine.op import Op
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
@@ -60,12 +60,12 @@ class FederalModel(Model):
 
     # ---- what a task is made of
 
-    def loss_fn(self, loss_fn: LossFn, task: str | None = None) -> Model:
+    def loss_fn(self, loss_fn: Callable[..., Any], task: str | None = None) -> Model:
         """What the task minimises. A party without a loss returns None, or what it sent."""
         around = self._exchange.around_loss(loss_fn, current_task_scope) if callable(loss_fn) else loss_fn
         return super().loss_fn(around, task)
 
-    def eval_fn(self, eval_fn: EvalFn, task: str | None = None) -> Model:
+    def eval_fn(self, eval_fn: Callable[..., Any], task: str | None = None) -> Model:
         around = self._exchange.around_eval(eval_fn, current_task_scope) if callable(eval_fn) else eval_fn
         return super().eval_fn(around, task)
 
@@ -158,11 +158,9 @@ class FederalModel(Model):
         """The other party is told why this one ends; of errors that are not plait's, only the kind: no values."""
         try:
             yield
-        except ClusterError as error:
-            if self.strategy.worker_num == 1:
-                raise
-            self._federal().start_again(str(error))
         except Exception as error:
+            if isinstance(error, ClusterError) and self.strategy.worker_num > 1:
+                self._federal().start_again(str(error))
             known = isinstance(error, PlaitError)
             text = str(error) if known else f"{type(error).__name__}; its own log says more"
             self.communicator.fail(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,9 @@ START_AGAIN = 75
 PROTOCOL = 1
 """Of words; frames have a version of their own."""
 
+WIRE_SECONDS = 5.0
+"""How often, at most, a party says how much has travelled."""
+
 log = logging.getLogger("plait")
 
 
@@ -59,9 +63,12 @@ class Federal:
         self._steps: Leading | Following = make(exchange, sample_id, self._stale)
         self._has_ids = sample_id is not None
         self._delay: Delay | None = None
+        self._said_bytes = time.monotonic()
         self._ready = False
         """A session in which nothing was restored yet."""
         self._fit_facts: dict[str, Any] | None = None
+        self._fits = 0
+        """How many procedures this process has begun."""
         self._own_saves: dict[str, int] = {}
         """The sequence numbers of this party's checkpoints, by the names that both gave them."""
         self._common = 0
@@ -126,11 +133,12 @@ class Federal:
         """Both parties have to run the same procedure."""
         self._fit_facts = facts
         self._ready = True
+        self._fits += 1
         try:
             self._compare("fit", facts)
         except UnavailableError as error:
-            if self.exchange.turn and not facts["checkpoint_dir"]:
-                raise FederalError(f"{error}; without checkpoint_dir= there is nothing to go on from") from error
+            if self._fits > 1:
+                self.start_again(str(error))
             self._again_and_again(self._meet_again)
 
     def _again_and_again(self, meet: Callable[[], None]) -> None:
@@ -175,8 +183,17 @@ class Federal:
         self._steps.meet("done")
         self.channel.tell("done", True)
         self.channel.hear("done", "its end")
+        self._log_bytes(0.0)
         while self.channel.look("stop"):  # a wish that came too late is none for the next procedure
             pass
+
+    def _log_bytes(self, seconds: float) -> None:
+        """Say how much has travelled, unless it was said less than so many seconds ago."""
+        now, channel = time.monotonic(), self.channel
+        if now - self._said_bytes >= seconds:
+            self._said_bytes = now
+            sent, received = channel.sent_bytes / 1e6, channel.received_bytes / 1e6
+            log.info("on the wire: %.1f MB sent, %.1f MB received", sent, received)
 
     # ---- a step
 
@@ -212,6 +229,7 @@ class Federal:
         self.inner.end_loop()
         if self.shared:
             self._steps.end_loop()
+            self._log_bytes(WIRE_SECONDS)
 
     def settle(self, model: Model) -> None:
         if self._delay is not None:
@@ -248,8 +266,9 @@ class Federal:
                 raise FederalError(
                     f"the follower saves after turn {turn}, the leader did after {name.partition('-')[0]}"
                 )
-        inner = self.inner.capture(model, directory)
-        return {"party": inner, "save": name, "feedback": self.exchange.feedback.state_dict()}
+        inner, feedback = self.inner.capture(model, directory), self.exchange.feedback.state_dict()
+        everybodys = self.inner.gather(feedback) if self.inner.in_step else [feedback]
+        return {"party": inner, "save": name, "feedback": everybodys}
 
     def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         return self.inner.durable(state["party"], directory)
@@ -298,7 +317,7 @@ class Federal:
         if self._ready:
             self._ready = False
             return
-        if self.inner.worker_num > 1:
+        if self.inner.worker_num > 1 or self._fits > 1:
             self.start_again(f"the {self.peer} has started anew")
         self.shared = False
         self._steps.reset()
@@ -307,13 +326,15 @@ class Federal:
         self._meet_again()
 
     def start_again(self, why: str) -> NoReturn:
-        """End this process, and say nothing to the other party: it waits."""
+        """End this process, and say nothing to the other party: it waits.
+
+        Workers that take their steps together cannot go back one by one; and a program that has come to its second
+        `fit` cannot go back to its first, where a peer is that has just been started.
+        """
         log.error(
-            "%s: worker %d of the %s ends with exit code %d, so that its launcher starts all of them again; workers "
-            "that take their steps together cannot go back one by one",
+            "%s: the %s ends with exit code %d, which asks its launcher to start it again, from its last checkpoint",
             why,
-            self.inner.worker_id,
-            self.role,
+            self.role if self.inner.worker_num == 1 else f"{self.role}'s worker {self.inner.worker_id}",
             START_AGAIN,
         )
         self.communicator.vanish()
@@ -321,7 +342,9 @@ class Federal:
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         self.inner.restore(model, state["party"], directory)
-        self.exchange.feedback.load_state_dict(cast("Mapping[str, torch.Tensor]", state["feedback"]))
+        everybodys = state["feedback"]
+        own = everybodys[self.inner.worker_id] if len(everybodys) == self.inner.worker_num else {}
+        self.exchange.feedback.load_state_dict(cast("Mapping[str, torch.Tensor]", own))
 
 
 def _as_json(value: Any) -> Any:

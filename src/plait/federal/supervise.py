@@ -96,7 +96,12 @@ class Keeper:
         return None
 
     def _is_final(self, member: Member, failure: Failure) -> bool:
-        return member.restarts >= self._restarts or not may_start_again(failure.code)
+        return member.restarts >= self._restarts or not (may_start_again(failure.code) or self._was_late(member))
+
+    def _was_late(self, member: Member) -> bool:
+        """Whether it came back, and the other one had ended well: together they find that nothing is left to do."""
+        others = [other for other in self._members if other is not member]
+        return member.restarts > 0 and bool(others) and all(other.done() for other in others)
 
     def _start_again(self, member: Member, failure: Failure) -> None:
         self._end(member.children)

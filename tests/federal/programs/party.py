@@ -6,8 +6,8 @@ last bit; <role>.steps grows by a line at every step.
 
 PLAIT_KILL_AT=`moment:skip` makes the process kill itself at that moment (see `Kill`), after `skip` of them have passed.
 
-`python party.py --serve` has all its imports done, and starts such programs in processes of their own, at once: it reads
-lines of {"arguments", "environ", "log"}, answers with their pids, and says "pid code" when one has ended.
+`python party.py --serve` has all its imports done, and starts such programs in processes of their own, at once: it
+reads lines of {"arguments", "environ", "log"}, answers with their pids, and says "pid code" when one has ended.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from plait.rng import rng_state
 from plait.variables import checkpoint
 
 ROWS, HELD_OUT, BATCH, WIDTH, CLASSES = 320, 96, 32, 8, 3
-FIRST_ID, FIRST_LABEL = 5550120000, 918270
-COLUMNS = {"leader": 4440.625, "follower": 3330.375}
+FIRST_ID, FIRST_LABEL = 5550120000, 9182700000
+COLUMNS = {"leader": 4440062.5, "follower": 3330037.5}
 """A column of each party's data, and a part of all that it sends: nothing of these numbers may be seen in a log."""
-CANARIES = ("555012", "91827", "4440.6", "3330.3")
+CANARIES = ("5550120", "9182700", "4440062", "4.4401e", "3330037", "3.3300e")
 SAID_SECONDS = 0.3
 """In this time, what was said has reached the other party, which has acted on it."""
 
@@ -140,23 +140,26 @@ def with_secret(role: str, tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, torch.full((len(tensor), 1), COLUMNS[role])], 1)
 
 
-def leader(model: Any, sample: Sample, *, train: bool, dropout: float) -> torch.Tensor:
+def leader(model: Any, sample: Sample, *, train: bool, dropout: float, one_way: bool = False) -> torch.Tensor:
     """The logits: what the leader sends comes back with the follower's part in it."""
     own = hidden("leader", sample.x, 12, dropout)
-    model.send("hint", with_secret("leader", own[:, :4]), require_grad=train)
+    if not one_way:
+        model.send("hint", with_secret("leader", own[:, :4]), require_grad=train)
     joined = torch.cat([own, model.recv("hidden", require_grad=train)[:, :-1]], 1)
     found: torch.Tensor = plait.layer("top", nn.Linear, 28, CLASSES)(joined)
     return found
 
 
-def follower(model: Any, sample: Sample, *, train: bool, dropout: float) -> torch.Tensor:
-    hint = model.recv("hint", require_grad=train)[:, :-1]
-    own = hidden("follower", torch.cat([hint, sample.x], 1), 16, dropout)
+def follower(model: Any, sample: Sample, *, train: bool, dropout: float, one_way: bool = False) -> torch.Tensor:
+    hint = [] if one_way else [model.recv("hint", require_grad=train)[:, :-1]]
+    own = hidden("follower", torch.cat([*hint, sample.x], 1), 16, dropout)
     sent: torch.Tensor = model.send("hidden", with_secret("follower", own), require_grad=train)
     return sent
 
 
 def make(model: Any, role: str, given: argparse.Namespace) -> Any:
+    settings = {"dropout": given.dropout, "one_way": given.one_way}
+
     def input_fn(_: Any, mode: efl.MODE) -> TensorSource:
         if mode is efl.MODE.EVAL:
             return TensorSource(rows(role, HELD_OUT, 1), BATCH)
@@ -168,8 +171,8 @@ def make(model: Any, role: str, given: argparse.Namespace) -> Any:
     def loss_fn(model: Any, sample: Sample) -> Any:
         KILL.reached("build" if not model.compiled else "step")
         if role == "follower":
-            return follower(model, sample, train=True, dropout=given.dropout)
-        logits = leader(model, sample, train=True, dropout=given.dropout)
+            return follower(model, sample, train=True, **settings)
+        logits = leader(model, sample, train=True, **settings)
         if given.fail_at and model.global_step.value == given.fail_at:
             raise ArithmeticError(f"a user's error with values in it: {sample.y[:3].tolist()} {sample.id[:3].tolist()}")
         return F.cross_entropy(logits, sample.y - FIRST_LABEL)
@@ -177,9 +180,9 @@ def make(model: Any, role: str, given: argparse.Namespace) -> Any:
     def eval_fn(model: Any, sample: Sample) -> None:
         KILL.reached("build" if not model.compiled else "evaluation")
         if role == "follower":
-            follower(model, sample, train=False, dropout=given.dropout)
+            follower(model, sample, train=False, **settings)
             return
-        logits = leader(model, sample, train=False, dropout=given.dropout)
+        logits = leader(model, sample, train=False, **settings)
         model.add_metric("accuracy", efl.metrics.accuracy(sample.y - FIRST_LABEL, logits))
 
     adam = functools.partial(torch.optim.Adam, lr=0.01)
@@ -238,6 +241,10 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--fits", type=int, default=1, help="procedures, one after the other")
+    parser.add_argument("--one-way", action="store_true", help="the leader sends nothing")
+    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--wire-dtype")
     parser.add_argument("--wrong-row", type=int, default=0, help="of the follower's: its id is another")
     parser.add_argument("--fail-at", type=int, default=0, help="the leader's function raises at this step")
     given = parser.parse_args(arguments)
@@ -248,14 +255,16 @@ def run(arguments: list[str]) -> None:
     torch.manual_seed(5)
     random.seed(6)
     np.random.seed(7)  # noqa: NPY002 - the global state is meant
-    model = make(efl.FederalModel(sample_id="id"), role, given)
+    party = {"staleness": given.staleness, "wire_dtype": given.wire_dtype}
+    model = make(efl.FederalModel(sample_id="id", **party), role, given)
     model.compile()
     KILL.reached("built")
     chief = model.strategy.worker_id == 0
-    hooks = [Steps(model, given.directory / f"{role}.steps", given.pause)] if chief else []
-    procedure = efl.procedure_fn.train_and_eval(max_iter=given.passes)
-    checkpoints = given.directory / f"{role}-checkpoints"
-    model.fit(procedure, log_step=5, checkpoint_dir=checkpoints, save_steps=7, keep=3, hooks=hooks)
+    for number in range(given.fits):
+        hooks = [Steps(model, given.directory / f"{role}.steps", given.pause)] if chief else []
+        procedure = efl.procedure_fn.train_and_eval(max_iter=given.passes)
+        checkpoints = given.directory / f"{role}-checkpoints" / str(number)
+        model.fit(procedure, log_step=5, checkpoint_dir=checkpoints, save_steps=7, keep=3, hooks=hooks)
     KILL.reached("end")
     if chief:
         report(model, given.directory / role)
