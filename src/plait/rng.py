@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["IsolatedRng", "derive_seed", "isolated_rng", "rng_state", "set_rng_state"]
+__all__ = ["LOCK", "IsolatedRng", "derive_seed", "isolated_rng", "rng_state", "set_rng_state"]
+
+LOCK = threading.RLock()
+"""Held while variables are made, and while states are put back: two models may be built in two threads."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -70,13 +74,14 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what `rng_state` gave. CUDA states are put back on as many devices as there are."""
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, _from_bytes(keys), position, has_gauss, cached))  # noqa: NPY002 - the global state is meant
-    torch.default_generator.set_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        for device, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(saved, device)
+    with LOCK:
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state((name, _from_bytes(keys), position, has_gauss, cached))  # noqa: NPY002 - the global state is meant
+        torch.default_generator.set_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            for device, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(saved, device)
 
 
 class _Live:

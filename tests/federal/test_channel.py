@@ -20,6 +20,7 @@ from .channels import error_of, joined, make, pair, together
 def short_close(monkeypatch):
     """Where the last acknowledgement is lost, nobody waits for it for long."""
     monkeypatch.setattr(module, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.05)
 
 
 def numbers(channel, count):

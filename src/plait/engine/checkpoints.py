@@ -168,7 +168,7 @@ class Checkpoints:
 
     def save_first(self) -> None:
         """A run that dies early comes back to the very state in which it began."""
-        if self._saved_step < 0:
+        if self._strategy.lead(self._saved_step < 0):
             self.save()
             self._strategy.begun(self.wait)
 

@@ -83,7 +83,7 @@ class SessionConfig:
 
 def check_count(name: str, value: Any, *, whole: bool = True) -> None:
     """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value > 0:
         raise ConfigError(f"{name}={value!r}: write a {'whole ' if whole else ''}number above 0")
 
 

@@ -22,6 +22,8 @@ __all__ = ["Channel", "Connection"]
 
 CLOSE_SECONDS = 30.0
 """For how long a silent peer is waited for when the last words are to be delivered."""
+LINGER_SECONDS = 0.3
+"""The same, of a peer that has ended as well, and may wait to hear that its last words came."""
 FAREWELL_SECONDS = 2.0
 """For how long a party that ends with an error tries to say so."""
 _DONE = None
@@ -244,17 +246,20 @@ class Channel:
         self._wait(say, f"room to send {what}")
 
     def _deliver(self) -> None:
-        """Wait until the peer has all, or has ended itself, or is silent for long."""
-        session, begin = self._session, time.monotonic()
+        """Wait until the peer has all, or is silent for long.
+
+        A peer that has ended as well needs nothing more but to hear that its last words came; it may be gone already.
+        """
+        session, begin, connected = self._session, time.monotonic(), self._session.connection is not None
         patience = min(CLOSE_SECONDS, self._timeout)
         while session.state is State.OPEN and not session.failure and session.outbox.received < session.outbox.last:
-            connection = session.connection
-            if session.peer_ended and (connection is None or connection.next > session.outbox.last):
-                return
-            now = time.monotonic()
-            left = min(max(begin, session.heard or begin) + patience, begin + self._timeout) - now
+            until = min(max(begin, session.heard or begin) + patience, begin + self._timeout)
+            if session.peer_ended:
+                until = min(until, begin + LINGER_SECONDS) if connected else begin
+            left = until - time.monotonic()
             if left <= 0:
-                log.warning("the %s closes, and the %s may not have all that was said", self.own, self.peer)
+                if not session.peer_ended:
+                    log.warning("the %s closes, and the %s may not have all that was said", self.own, self.peer)
                 return
             session.news.wait(left)
 

@@ -14,8 +14,9 @@ from plait.federal.wire import VERSION, Frame, FrameError, Kind, VersionError, d
 
 __all__ = ["Connection"]
 
-SILENCE_SECONDS, SILENCE_HEARTBEATS = 20.0, 10
-"""A connection is given up on which nothing was heard for the longer of the two."""
+SILENCE_SECONDS, SILENCE_HEARTBEATS = 120.0, 10
+"""A connection is given up on which nothing was heard for the longer of the two: a large tensor may take a while, and
+transports look after connections, too."""
 
 
 class Connection:
@@ -105,7 +106,7 @@ class Connection:
             if message is not None:
                 self.next += 1
                 return message
-            if session.state is State.CLOSED:
+            if session.state is State.CLOSED and not session.acknowledge_now:
                 return None
             now = time.monotonic()
             beat = self._said + self._heartbeat

@@ -42,6 +42,8 @@ class Steps:
     def __init__(self, exchange: Exchange, sample_id: str | None, stale: int) -> None:
         self.key = b""
         """Of the ids' digests, in this session."""
+        self.saving = True
+        """Whether checkpoints are made."""
         self._exchange = exchange
         self._sample_id = sample_id
         self._stale = stale
@@ -81,6 +83,7 @@ class Leading(Steps):
 
     def begin_stage(self, stage: Stage) -> None:
         self._stage, self._session, self._abreast = stage, None, False
+        self._due = None
 
     def stopper(self, session: MonitoredSession) -> Callable[[], bool]:
         self._session = session
@@ -138,6 +141,8 @@ class Leading(Steps):
         if stage.step is not None and stage.run_step + ahead >= stage.step:
             return False
         if source.batch_size is None or not isinstance(source, Strided):
+            return False
+        if self.saving and self._due is None and not self._stale:  # nobody has said yet when it is time to save
             return False
         return stream.position + ahead < source.count(stream.epoch) - 1  # the last batch of a pass may be short
 

@@ -64,6 +64,8 @@ class Federal:
         self._has_ids = sample_id is not None
         self._delay: Delay | None = None
         self._said_bytes = time.monotonic()
+        self._ahead = False
+        """The follower may be told of steps ahead, in this stage."""
         self._ready = False
         """A session in which nothing was restored yet."""
         self._fit_facts: dict[str, Any] | None = None
@@ -132,6 +134,7 @@ class Federal:
     def begin_fit(self, facts: dict[str, Any]) -> None:
         """Both parties have to run the same procedure."""
         self._fit_facts = facts
+        self._steps.saving = bool(facts["checkpoint_dir"])
         self._ready = True
         self._fits += 1
         try:
@@ -216,6 +219,7 @@ class Federal:
         self.inner.begin_stage(name, stage)
         self.shared = any(self.exchange.contract.shared(key_of(scope)) for scope in _scopes(stage))
         self._steps.begin_stage(stage)
+        self._ahead = isinstance(stage, LoopStage)
         if self.shared:
             facts: dict[str, Any] = {"stage": name, "kind": type(stage).__name__}
             if isinstance(stage, LoopStage):
@@ -248,12 +252,11 @@ class Federal:
     def is_due(self, due: Callable[..., bool]) -> bool:
         if not self.shared:
             return False
-        if not self._stale:
-            return self._steps.is_due(due)
-        is_due = due()  # the follower may be a step ahead: steps decide, in both
+        # A follower that may be ahead does not wait for words: steps decide, in both.
+        is_due = due() if self._stale and self._ahead else self._steps.is_due(due)
         if is_due and self._delay is not None:
             self._delay.drain()
-        return is_due
+        return bool(is_due)
 
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         turn = str(self.exchange.turn)

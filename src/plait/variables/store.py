@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from plait.errors import VariableError
-from plait.rng import derive_seed, isolated_rng
+from plait.rng import LOCK, derive_seed, isolated_rng
 
 __all__ = ["AUTO_REUSE", "Reuse", "VariableFrame", "VariableStore", "current", "variable_name"]
 
@@ -140,7 +140,7 @@ class VariableStore:
                 f"{kind} {name!r} is new after compile(): what a function makes, it makes in its first call. "
                 f"The model has {self._near(name)}"
             )
-        with isolated_rng(derive_seed(self.seed, name)):
+        with LOCK, isolated_rng(derive_seed(self.seed, name)):
             made = create()
         made = made.to(self.device) if isinstance(made, nn.Module) else made
         self._insert(name, made)
