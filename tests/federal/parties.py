@@ -26,6 +26,8 @@ from .proxy import Proxy
 PROGRAM = Path(__file__).parent / "programs" / "party.py"
 SECONDS = 120.0
 """No training of a test takes longer, unless it is told so."""
+LAST = ("last", "done", "end")
+"""Moments at which a party has all that it wants of the other."""
 
 
 class Starter:
@@ -95,6 +97,7 @@ class Two:
         self.proxy = Proxy(f"127.0.0.1:{self._port}")
         self.pids: dict[str, int] = {}
         self.restarts = dict.fromkeys(ROLES, -1)
+        self._moments = dict.fromkeys(ROLES, "")
 
     def __enter__(self) -> Two:
         return self
@@ -112,6 +115,7 @@ class Two:
             arguments = [str(self.directory), *self._options]
             self.pids[role] = self._starter.start(arguments, environ, self._file(role, "log"))
             self.restarts[role] += 1
+            self._moments[role] = kill_at
 
     def signal(self, role: str, number: signal.Signals) -> None:
         if self.code(role) is None:
@@ -164,13 +168,22 @@ class Two:
             assert time.monotonic() < until, f"they have not ended after {seconds:g} s:\n{self.logs()}"
             codes = {role: self.code(role) for role in ROLES}
             killed = any(code is not None and may_start_again(code) for code in codes.values())
-            late = sorted(map(str, codes.values())) == ["0", "1"] and self._was_late()
+            late = 1 in codes.values() and self._was_late()
             assert killed or late or set(codes.values()) <= {None, 0}, f"{codes}:\n{self.logs()}"
-            if killed or late:
+            if killed and any(code and self._moments[role] in LAST for role, code in codes.items()):
+                self._settle()
+                codes = {role: self.code(role) for role in ROLES}
+            if killed or (late and self.ended()):
                 for role in [role for role, code in codes.items() if code is not None]:
                     self.start(role, kill_at=left[role].pop(0) if left[role] and codes[role] else "")
             time.sleep(0.005)
         assert not any(left.values()), f"these moments never came: {left}"
+
+    def _settle(self) -> None:
+        """A party that has all ends soon after the other one was killed."""
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until and not self.ended():
+            time.sleep(0.005)
 
     def _was_late(self) -> bool:
         """A party has ended because the other one had ended well before it came back."""

@@ -686,3 +686,10 @@ def test_a_transport_may_say_that_the_peer_refuses_this_party():
     threading.Timer(0.1, channel.refuse, ("your certificate is for nobody",)).start()
     assert str(error_of(channel.open, FederalError)) == "your certificate is for nobody"
     channel.close()
+
+
+def test_words_that_ride_on_a_tensor_come_as_words():
+    with pair() as (one, other, _):
+        one.send(1, 1, torch.ones(2), words=[("step", 1), ("step", 2), ("check", {"a": None})])
+        assert [other.hear("step"), other.hear("step"), other.hear("check")] == [1, 2, {"a": None}]
+        assert torch.equal(other.receive(1, 1), torch.ones(2))

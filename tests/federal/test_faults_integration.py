@@ -81,6 +81,7 @@ def test_a_kill_at_any_of_these_moments_changes_no_bit(starter, undisturbed, tmp
         assert_nothing_seen(two.log("leader"), two.log("follower"))
 
 
+@pytest.mark.slow
 def test_both_are_killed_at_such_moments(starter, undisturbed, tmp_path):
     moments = {"leader": ["write:2", "built", "evaluation", "done"], "follower": ["newest", "step:9", "write:5", "end"]}
     with Two(starter, tmp_path) as two:
@@ -90,11 +91,19 @@ def test_both_are_killed_at_such_moments(starter, undisturbed, tmp_path):
         assert_same(two.outcome(), undisturbed())
 
 
-STALE = ("--one-way", "--staleness", 1)
+LATE, ROUNDED = ("--one-way", "--staleness", 1), ("--wire-dtype", "int8")
 
 
-@pytest.mark.parametrize("options", [STALE, ("--wire-dtype", "int8")], ids=["late gradients", "rounded gradients"])
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    ("role", "options"),
+    [
+        ("leader", LATE),
+        pytest.param("follower", LATE, marks=pytest.mark.slow),
+        pytest.param("leader", ROUNDED, marks=pytest.mark.slow),
+        ("follower", ROUNDED),
+    ],
+    ids=["leader-late", "follower-late", "leader-rounded", "follower-rounded"],
+)
 def test_what_was_rounded_off_or_is_late_is_not_lost(starter, undisturbed, tmp_path, role, options):
     moments = ["step:4", "saved:1", "evaluation:2"]
     with Two(starter, tmp_path, *options) as two:
@@ -104,7 +113,7 @@ def test_what_was_rounded_off_or_is_late_is_not_lost(starter, undisturbed, tmp_p
         assert_same(two.outcome(), undisturbed(*options))
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [pytest.param("leader", marks=pytest.mark.slow), "follower"])
 def test_a_kill_in_a_second_fit_lets_both_begin_again(starter, undisturbed, tmp_path, role):
     """The other one cannot go back to its first: it ends with the code that asks for another start."""
     options = ("--fits", 2, "--passes", 3)
@@ -224,7 +233,7 @@ def test_twenty_times_at_random_moments(starter, undisturbed, tmp_path, fault):
 # ---- a party that does not come back
 
 
-@pytest.mark.parametrize("lost", ROLES)
+@pytest.mark.parametrize("lost", [pytest.param("leader", marks=pytest.mark.slow), "follower"])
 def test_a_party_that_never_comes_back_is_waited_for_no_longer_than_was_said(starter, undisturbed, tmp_path, lost):
     left = other(lost)
     with Two(starter, tmp_path, "--pause", 0.002, timeout=3.0) as two:
@@ -307,7 +316,7 @@ def joined_variables(passes):
 
 
 def test_two_workers_a_party_equal_one_process_and_survive_the_loss_of_a_party(tmp_path):
-    passes, log = 8, tmp_path / "output.txt"
+    passes, log = 6, tmp_path / "output.txt"
     command = ["federate", "--workers", "2", "--log-dir", str(tmp_path / "logs"), str(PROGRAM), str(PROGRAM)]
     command += [str(tmp_path), "--passes", str(passes), "--dropout", "0", "--pause", "0.02"]
     with log.open("wb") as file:

@@ -97,3 +97,17 @@ def test_tensors_of_inference_mode_can_be_sent():
     with torch.inference_mode():
         x = torch.ones(3)
     assert torch.equal(decode(Message(None, 0, 0, x).encode(STAMP, checksum=False)).tensor, torch.ones(3))
+
+
+def test_a_large_tensor_is_kept_as_it_is_and_encoded_again(monkeypatch):
+    monkeypatch.setattr("plait.federal.outbox.KEPT_AS_BYTES", 100)
+    box, tensor = Outbox(), torch.arange(64.0)
+    message = Message(None, 1, 2, tensor)
+    box.add(message)
+    first = box.settle(message, message.encode((7, 0, 0), checksum=False))
+    assert message.data is None
+    assert box.settle(message, message.encode((7, 0, 0), checksum=False)) == first
+    assert box.said == len(first)
+    tensor.add_(1.0)
+    with pytest.raises(FrameError, match="changed in place"):
+        message.encode((7, 0, 0), checksum=False)

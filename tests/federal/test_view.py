@@ -10,9 +10,9 @@ import time
 import pytest
 from rich.console import Console
 
-from plait.launch.processes import LocalChild
 from plait.federal.supervise import Member
 from plait.federal.view import Facts, Lines, Screen, draw, facts_of, view
+from plait.launch.processes import LocalChild
 
 
 @pytest.fixture

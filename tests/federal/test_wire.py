@@ -536,3 +536,27 @@ def test_100_000_fuzzed_frames(seed):
     assert len(reasons) >= 18  # not all die at the door
     assert good >= 100
     assert sum(reasons.values()) + good == 10_000
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, 3), None])
+def test_words_ride_on_a_tensor(tensor):
+    words = [("step", {"go": "TRAIN:", "turn": 3}), ("check", [1, None])]
+    data = encode_tensor(
+        1, 2, tensor, session=3, number=4, received=5, consumed=6, gradient=True, words=wire.dump_words(words)
+    )
+    frame = decode(data)
+    assert frame.words == words
+    assert (frame.tensor is None) == (tensor is None)
+    assert tensor is None or torch.equal(frame.tensor, tensor)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b'[["a"]]', b"[[1, 2]]", b'[["a", 1]', b"\xff"])
+def test_what_rides_on_a_tensor_and_is_no_list_of_words_is_refused(text):
+    data = encode_tensor(1, 2, None, session=3, number=4, received=5, consumed=6, gradient=True, words=text)
+    with pytest.raises(FrameError):
+        decode(data)
+
+
+def test_too_many_words_for_a_tensor_are_refused_by_who_sends_them():
+    with pytest.raises(FrameError, match="say less"):
+        wire.dump_words([("a", "b" * 50_000)])

@@ -12,6 +12,8 @@ __all__ = ["Message", "Outbox", "Stamp"]
 
 Stamp = tuple[int, int, int]
 """What every frame says besides its message: session, received, consumed."""
+KEPT_AS_BYTES = 1 << 18
+"""Larger messages are encoded anew if they have to be sent again."""
 _DESCRIPTION_BYTES = 48
 """Of a tensor with up to three dimensions."""
 
@@ -67,8 +69,13 @@ class Message:
         return data
 
     def settle(self, data: bytes) -> None:
-        """From now on the bytes are kept, and the tensor is not."""
-        self.data, self.size, self._tensor = data, len(data), None
+        """From now on the bytes are kept, and the tensor is not; but of a large one, the tensor.
+
+        It is there anyway, and bytes that are not kept are memory that is used again, and is in the caches.
+        """
+        self.size = len(data)
+        if len(data) <= KEPT_AS_BYTES:
+            self.data, self._tensor = data, None
 
 
 class Outbox:

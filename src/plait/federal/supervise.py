@@ -18,6 +18,7 @@ LAST_SECONDS = 10.0
 """How long a party has to end by itself after the other one has failed."""
 RECOVERABLE_EXIT = 75
 """A script that ends with this code (EX_TEMPFAIL of sysexits.h) asks to be started again."""
+_LAST_WORDS_SECONDS = 1.0  # a party ends so soon after the other, if that was killed when both had all
 _LOOK_SECONDS = 0.2
 
 
@@ -86,17 +87,26 @@ class Keeper:
 
     def _watch(self) -> Failure | None:
         while not self._caught and not all(member.done() for member in self._members):
-            found = [(member, failure) for member in self._members if (failure := member.failed()) is not None]
-            if any(self._is_final(member, failure) for member, failure in found):
+            found = self._failures()
+            if self._are_final(found):
                 self._wait_for_end(LAST_SECONDS)
-                return min((failure for _, failure in found), key=lambda failure: failure.child.ended)
-            for member, failure in found:
+                if self._are_final(self._failures()):
+                    return min((failure for _, failure in found), key=lambda failure: failure.child.ended)
+            elif found:
+                self._wait_for_end(_LAST_WORDS_SECONDS)
+            for member, failure in self._failures():
                 self._start_again(member, failure)
             self._wait(_LOOK_SECONDS)
         return None
 
-    def _is_final(self, member: Member, failure: Failure) -> bool:
-        return member.restarts >= self._restarts or not (may_start_again(failure.code) or self._was_late(member))
+    def _failures(self) -> list[tuple[Member, Failure]]:
+        return [(member, failure) for member in self._members if (failure := member.failed()) is not None]
+
+    def _are_final(self, found: Sequence[tuple[Member, Failure]]) -> bool:
+        return any(
+            member.restarts >= self._restarts or not (may_start_again(failure.code) or self._was_late(member))
+            for member, failure in found
+        )
 
     def _was_late(self, member: Member) -> bool:
         """Whether it came back, and the other one had ended well: together they find that nothing is left to do."""
