@@ -44,6 +44,19 @@ def demo(
     run(output)
 
 
+@certs.command("renew")
+def certs_renew(
+    directory: Annotated[Path, typer.Argument(help="The directory of `plait certs init`, with ca.key in it.")],
+    party: Annotated[str, typer.Option(help="Whose certificate.")],
+    days: Annotated[int, typer.Option(help="For how long it is good.")] = 365,
+) -> None:
+    """Make a new key and certificate for one party; the others keep theirs."""
+    from plait.federal.certificates import renew  # noqa: PLC0415
+
+    for file in renew(directory, party, days=days):
+        print(file)
+
+
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def federate(
     leader: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The leader's script.")],

@@ -508,7 +508,7 @@ def test_a_peer_that_lives_and_never_answers():
     with pair(timeout=0.2, heartbeat=0.05) as (leader, follower, _):
         follower.tell("b", 1)
         begin = time.monotonic()
-        error = error_of(lambda: leader.hear("a"), FederalError)
+        error = error_of(lambda: leader.receive(1, 1), FederalError)
         assert 1.9 <= time.monotonic() - begin < 4.0
         assert "it is there, and does something else" in str(error)
         assert "bytes of other messages" in str(error)

@@ -11,6 +11,8 @@ from torch import nn
 
 from plait import efl, train
 from plait.data import TensorSource
+from plait.engine.stage import train_loop
+from plait.errors import FunctionError
 from plait.federal.delay import keeping_variables
 
 from .pair import LEFT, RIGHT, WHOLE, Dense, both, communicators, dense, follower, leader, leader_loss, refused
@@ -150,3 +152,34 @@ def test_a_pass_goes_back_with_the_variables_that_it_had():
             parameter.add_(1.0)
     found = torch.autograd.grad(out, list(net.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_what_autograd_would_refuse_is_refused():
+    layer = nn.Linear(3, 4)
+    with keeping_variables():
+        hidden = layer(torch.randn(5, 3)).sigmoid()
+        hidden.mul_(2.0)
+        out = hidden.sum()
+    with pytest.raises(FunctionError, match="was changed in place"):
+        out.backward()
+
+
+def test_steps_that_one_party_makes_alone_do_not_move_the_schedule(tmp_path):
+    """Both save by steps that both make."""
+
+    def procedure(model):
+        model.run_stage("train", train_loop(model, "both", step=5, across_passes=True))
+        if "alone" in model.tasks():
+            model.run_stage("alone", train_loop(model, "alone", step=5, across_passes=True))
+        model.run_stage("again", train_loop(model, "both", step=20, across_passes=True))
+
+    def alone(model, sample):
+        return dense("own", 4, 3, sample.x).square().mean()
+
+    fit = [{"checkpoint_dir": tmp_path / role, "save_steps": 10} for role in ("leader", "follower")]
+    found = both(
+        leader(procedure, {"both": leader_loss, "alone": alone}, tasks=("both", "alone"), fit=fit[0], num_epochs=9),
+        follower(procedure, deep_loss, tasks=("both",), fit=fit[1], num_epochs=9),
+        communicators(staleness=1),
+    )
+    assert [one.step for one in found] == [30, 25]

@@ -68,8 +68,16 @@ EARLY = ["open", "opened", "build", "build:1", "built", "agreed", "newest", "nam
 LATER = ["step:3", "newest", "update:5", "evaluation:1", "named:1", "write:4", "saved:1", "last", "done", "end"]
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("moments", [EARLY, LATER], ids=["early", "later"])
+@pytest.mark.parametrize(
+    ("role", "moments"),
+    [
+        pytest.param("leader", EARLY, marks=pytest.mark.slow),
+        ("follower", EARLY),
+        ("leader", LATER),
+        pytest.param("follower", LATER, marks=pytest.mark.slow),
+    ],
+    ids=["leader-early", "follower-early", "leader-later", "follower-later"],
+)
 def test_a_kill_at_any_of_these_moments_changes_no_bit(starter, undisturbed, tmp_path, role, moments):
     """The party kills itself at each of them in turn; see `Kill` in programs/party.py for what they are."""
     with Two(starter, tmp_path) as two:
@@ -315,6 +323,7 @@ def joined_variables(passes):
     return {name: value.detach() for name, value in model.variables().items()}
 
 
+@pytest.mark.slow
 def test_two_workers_a_party_equal_one_process_and_survive_the_loss_of_a_party(tmp_path):
     passes, log = 6, tmp_path / "output.txt"
     command = ["federate", "--workers", "2", "--log-dir", str(tmp_path / "logs"), str(PROGRAM), str(PROGRAM)]

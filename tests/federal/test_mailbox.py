@@ -128,3 +128,15 @@ def test_what_is_here_already_is_looked_at_as_well():
     assert box.complaint(EXPECTED) is None
     tensor(box, 1, 1, torch.ones(2, 4), gradient=True)
     assert "gradient of slot 1, turn 1" in box.complaint(EXPECTED)
+
+
+def test_words_that_ride_count_until_they_are_taken():
+    box = Mailbox(1000)
+    frame = Frame(Kind.TENSOR, 1, 1, 0, 0, slot=1, turn=1, tensor=torch.ones(10), words=[("a", 1), ("b", 2)])
+    box.forget(5)  # the tensor itself is of no use any more
+    assert box.put(frame, 240) is None
+    assert box.waiting == 200
+    assert box.word("a", take=True) == 1
+    assert box.waiting == 200
+    assert box.word("b", take=True) == 2
+    assert box.waiting == 0

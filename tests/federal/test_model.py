@@ -376,10 +376,10 @@ class TestErrors:
         assert f"the {role} has ended with an error: ZeroDivisionError" in str(found[1 - place])
         assert "4711" not in str(found[1 - place])
 
-    def test_an_error_of_ours_is_shown_at_both(self):
+    def test_of_an_error_of_one_partys_own_the_other_hears_the_kind(self):
         found = refused(leader(TRAIN(2), optimizer=lambda model, task: None), follower(TRAIN(2)))
-        for error in found:
-            assert "optimizer_fn" in str(error)
+        assert "optimizer_fn" in str(found[0])
+        assert "FunctionError; its own log says more" in str(found[1])
 
     def test_a_party_that_goes_away_ends_the_other(self):
         def leaves(joined):
@@ -416,3 +416,39 @@ def test_a_model_of_modules_of_its_own():
 
     parts = both(build(LEFT, lead), build(RIGHT, follow))
     assert [list(part.variables) for part in parts] == [["net/weight", "net/bias"]] * 2
+
+
+class TestWhatTheOtherPartyHears:
+    def test_a_loss_that_is_also_sent_is_a_loss(self):
+        def leads(model, sample):
+            loss = leader_loss(model, sample)
+            model.send("loss", loss)
+            return loss
+
+        def follows(model, sample):
+            follower_loss(model, sample)
+            model.recv("loss")
+
+        plain = both(leader(TRAIN(5)), follower(TRAIN(5)))
+        told = both(leader(TRAIN(5), leads), follower(TRAIN(5), follows))
+        for one, other in zip(plain, told, strict=True):
+            assert all(torch.equal(one.variables[name], other.variables[name]) for name in one.variables)
+
+    def test_an_error_about_data_is_not_told_in_its_words(self):
+        def leads(model, sample):
+            if not model.compiled:
+                return leader_loss(model, sample)
+            raise plait.errors.DataError("a row of alice@secret.example")
+
+        found = refused(leader(TRAIN(5), leads), follower(TRAIN(5)))
+        assert "alice" in str(found[0])
+        assert "DataError; its own log says more" in str(found[1])
+        assert "alice" not in str(found[1])
+
+    def test_tasks_of_cotrain_that_differ_are_shown(self):
+        tasks = ("one", "two")
+        found = refused(
+            leader(efl.procedure_fn.cotrain(4, max_iter=1), tasks=tasks),
+            follower(efl.procedure_fn.cotrain(4, max_iter=1, task_select_ratio={"one": 1}), tasks=tasks),
+        )
+        assert all("TRAIN:two" in str(error) for error in found)

@@ -154,8 +154,7 @@ class LoopStage(Stage):
         begun = time.monotonic() - self._elapsed
         while follows or step is None or self._run_step < step:
             if is_over():
-                if not follows:
-                    self._leave(stop=True)
+                self._leave(stop=not follows)
                 return
             if self.seconds is not None and not follows:
                 self._elapsed = time.monotonic() - begun

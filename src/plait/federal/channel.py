@@ -14,7 +14,7 @@ from plait.errors import ConfigError, FederalError
 from plait.federal.connection import Connection
 from plait.federal.mailbox import NOTHING, Form
 from plait.federal.outbox import Message
-from plait.federal.patience import Patience
+from plait.federal.patience import LIVING_TIMEOUTS, WORD_TIMEOUTS, Patience
 from plait.federal.session import Session, State
 from plait.federal.wire import Kind, dump_words, encode_json
 
@@ -74,7 +74,8 @@ class Channel:
 
     def hear(self, topic: str, what: str = "") -> Any:
         """The next word of a topic; waits for it. `what` is for the error and the log."""
-        return self._wait(lambda: self._session.mailbox.word(topic, take=True), what or f"the word {topic!r}")
+        what = what or f"the word {topic!r}"
+        return self._wait(lambda: self._session.mailbox.word(topic, take=True), what, times=WORD_TIMEOUTS)
 
     def peek(self, topic: str, what: str = "") -> Any:
         """The next word of a topic, which stays the next; waits for it."""
@@ -201,7 +202,7 @@ class Channel:
 
     # ---- waits
 
-    def _wait(self, take: Callable[[], Any], what: str) -> Any:
+    def _wait(self, take: Callable[[], Any], what: str, *, times: int = LIVING_TIMEOUTS) -> Any:
         """What `take` finds, as soon as it does; bounded, and ended by whatever ends the session."""
         session = self._session
         with session.lock:
@@ -212,7 +213,7 @@ class Channel:
                 return found
             epoch = session.epoch
             session.waiters += 1
-        patience = Patience(self.own, self.peer, what, self._timeout)
+        patience = Patience(self.own, self.peer, what, self._timeout, times=times)
         try:
             while True:
                 with session.lock:

@@ -14,6 +14,9 @@ from plait.federal.settings import Party, other
 
 __all__ = ["Communicator"]
 
+HEARTBEAT = 2.0
+"""After how many seconds of silence a party says that it is there."""
+
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -60,7 +63,15 @@ class Communicator:
         party, joined = self.party.of_worker(worker), self._meeting is not None
         own, peer = party.role, other(party.role)
         secured = party.certs is not None and not joined
-        channel = Channel(own, peer, facts, timeout=party.timeout, window=party.window, checksum=not secured)
+        channel = Channel(
+            own,
+            peer,
+            facts,
+            timeout=party.timeout,
+            window=party.window,
+            checksum=not secured,
+            heartbeat=min(HEARTBEAT, party.timeout / 4),
+        )
         if self._meeting is not None:
             self._close_link = self._meeting.join(channel)
         else:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from plait.errors import FunctionError
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
@@ -64,10 +66,17 @@ def keeping_variables() -> torch.autograd.graph.saved_tensors_hooks:
     return torch.autograd.graph.saved_tensors_hooks(_keep, _kept)
 
 
-def _keep(tensor: Tensor) -> Tensor:
+def _keep(tensor: Tensor) -> tuple[Tensor, int]:
     base = tensor._base if tensor._base is not None else tensor  # noqa: SLF001 - the only way from a view
-    return tensor.detach().clone() if isinstance(base, nn.Parameter) else tensor.detach()
+    kept = tensor.detach().clone() if base.is_leaf and base.requires_grad else tensor.detach()
+    return kept, kept._version  # noqa: SLF001 - autograd looks at it, too, where nobody keeps tensors for it
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _kept(kept: tuple[Tensor, int]) -> Tensor:
+    tensor, version = kept
+    if tensor._version != version:  # noqa: SLF001 - same
+        raise FunctionError(
+            f"a tensor of shape {list(tensor.shape)} that the backward pass needs was changed in place after it was "
+            "used: change a clone() of it"
+        )
     return tensor

@@ -178,11 +178,11 @@ class Exchange:
             self.contract.add(self.channel, step.key, _item("send", name, tensor, gradient))
         else:
             slot = self._slot(step, self.own, name)
-            self.channel.send(slot, step.turn, tensor.detach(), precision=self._precision)
+            self.channel.send(slot, step.turn, _settled(tensor), precision=self._precision)
         if gradient:
             wait = _Once(self._gradient_of, step, name, tensor.shape, tensor.device, set(step.leaves))
             step.awaited.append(_Awaited.apply(tensor, wait))  # type: ignore[no-untyped-call] # torch leaves it so
-        step.sent.append(tensor)
+            step.sent.append(tensor)
         return tensor
 
     def _gradient_of(self, step: _Step, name: str, shape: torch.Size, device: torch.device, before: set[str]) -> Tensor:
@@ -264,7 +264,7 @@ class Exchange:
             raise FunctionError(
                 f"the loss_fn for {step.scope} returned {len(loss)} losses, and tensors travel: return their sum"
             )
-        own = None if loss is None or any(loss is one for one in step.sent) else loss
+        own = None if loss is None or any(loss is one for one in step.sent) else loss  # it returned what it sent
         if self.building and own is None:
             self.lossless.add(step.key)
         if not step.awaited and not step.leaves:
@@ -295,6 +295,12 @@ class Exchange:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _settled(tensor: Tensor) -> Tensor:
+    """What does not change any more: a variable is moved by its optimizer while it may still be on its way."""
+    base = tensor._base if tensor._base is not None else tensor  # noqa: SLF001 - the only way from a view
+    return tensor.detach().clone() if base.is_leaf and base.requires_grad else tensor.detach()
 
 
 def _item(kind: str, name: str, tensor: Tensor, gradient: bool) -> Item:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import grpc
@@ -73,7 +73,7 @@ class Listener:
         self._connection: Connection | None = None
         self._readers: list[threading.Thread] = []
         self._say_refused = _Occasionally(60.0)
-        self._pool = ThreadPoolExecutor(STREAMS, thread_name_prefix="plait-listener")
+        self._pool = _DaemonThreads("plait-listener")
         handler = grpc.stream_stream_rpc_method_handler(self._exchange)
         self._server = grpc.server(
             self._pool,
@@ -299,6 +299,33 @@ def _read(frames: Iterable[bytes], connection: Connection, cancel: Callable[[], 
         reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else "the stream broke"
     connection.lost(reason)
     return reason
+
+
+class _DaemonThreads(Executor):
+    """A thread for each stream. For those of a ThreadPoolExecutor Python waits before a program can say goodbye."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the future's owner raises it
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        del cancel_futures  # none waits
+        for thread in self._threads if wait else []:
+            thread.join(2 * CLOSE_SECONDS)
 
 
 class _RefusedError(Exception):

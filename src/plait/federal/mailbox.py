@@ -54,8 +54,12 @@ class Mailbox:
         if frame.kind == Kind.WORD:
             self._words.setdefault(frame.topic, deque()).append((frame.value, size))
             return None
-        for topic, value in frame.words:
-            self._words.setdefault(topic, deque()).append((value, 0))
+        if frame.words:  # the last of them counts for all that is not the tensor
+            riding = size - (frame.tensor.nbytes if frame.tensor is not None else 0)
+            size -= riding
+            for place, (topic, value) in enumerate(frame.words, start=1):
+                counted = riding if place == len(frame.words) else 0
+                self._words.setdefault(topic, deque()).append((value, counted))
         if frame.kind == Kind.TENSOR and frame.turn >= self.floor:
             key = (frame.slot, frame.turn, frame.gradient)
             if key in self._tensors:

@@ -11,12 +11,14 @@ import torch
 from plait.engine.functions import ProcedureFn
 from plait.engine.model import Model, connected
 from plait.engine.op import Op
+from plait.engine.settings import read_config
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
-from plait.errors import ClusterError, PlaitError
+from plait.errors import ClusterError, ConfigError, FederalError
 from plait.federal.communicator import Communicator
 from plait.federal.contract import key_of
 from plait.federal.exchange import Exchange
 from plait.federal.settings import Party
+from plait.federal.steps import MisalignedError
 from plait.federal.strategy import Federal
 
 __all__ = ["FederalModel"]
@@ -133,14 +135,18 @@ class FederalModel(Model):
         if not self.compiled:
             self.compile()
         with self._telling():
+            file = read_config(settings.get("config")).get("checkpoint", default={})
+            saving = {**settings, **{"checkpoint_dir" if key == "dir" else key: file[key] for key in file}}
             facts: dict[str, Any] = {
                 "procedure": getattr(procedure_fn, "facts", None) or "a function",
                 "project_name": args[1] if len(args) > 1 else settings.get("project_name", "default_prj"),
-                "checkpoint_dir": settings.get("checkpoint_dir") is not None,
+                "checkpoint_dir": saving.get("checkpoint_dir") is not None,
             }
             if self.communicator.party.staleness:  # the clocks of two machines do not tick alike
+                if "save_secs" in file:
+                    raise ConfigError("the configuration has save_secs, and staleness=1 saves by save_steps alone")
                 settings["save_secs"] = None
-                facts["save_steps"] = settings.get("save_steps")
+                facts["save_steps"] = saving.get("save_steps")
             self._federal().begin_fit(facts)
             super().fit(procedure_fn, *args, **settings)
 
@@ -155,13 +161,16 @@ class FederalModel(Model):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """The other party is told why this one ends; of errors that are not plait's, only the kind: no values."""
+        """The other party is told why this one ends; only the kind of errors whose text might hold data or paths."""
         try:
             yield
         except Exception as error:
             if isinstance(error, ClusterError) and self.strategy.worker_num > 1:
                 self._federal().start_again(str(error))
-            known = isinstance(error, PlaitError)
-            text = str(error) if known else f"{type(error).__name__}; its own log says more"
+            harmless = isinstance(error, (FederalError, MisalignedError))
+            text = str(error) if harmless else f"{type(error).__name__}; its own log says more"
             self.communicator.fail(text)
+            raise
+        except KeyboardInterrupt:
+            self.communicator.fail("it was interrupted")
             raise

@@ -9,8 +9,9 @@ __all__ = ["Patience"]
 
 FIRST_NOTE, NOTES = 5.0, 60.0
 """After how many seconds a wait is logged, and how often then."""
-LIVING_TIMEOUTS = 10
-"""How many times longer a peer is waited for that is there, and does not do what is waited for."""
+LIVING_TIMEOUTS, WORD_TIMEOUTS = 10, 100
+"""How many times longer a peer is waited for that is there, and does not do what is waited for: a tensor, which belongs
+to a step that has begun; a word, before which it may train alone for hours."""
 
 log = logging.getLogger("plait")
 
@@ -18,8 +19,9 @@ log = logging.getLogger("plait")
 class Patience:
     """One wait of `own` for `peer`, for `what`. A peer that is heard is given more time than a silent one."""
 
-    def __init__(self, own: str, peer: str, what: str, timeout: float) -> None:
+    def __init__(self, own: str, peer: str, what: str, timeout: float, *, times: int = LIVING_TIMEOUTS) -> None:
         self._own, self._peer, self._what, self._timeout = own, peer, what, timeout
+        self._longest = times * timeout
         self._begin = time.monotonic()
         self._note = self._begin + FIRST_NOTE
 
@@ -57,7 +59,7 @@ class Patience:
 
     def _end(self, heard: float | None) -> float:
         silent = max(self._begin, heard or self._begin) + self._timeout
-        return min(silent, self._begin + LIVING_TIMEOUTS * self._timeout)
+        return min(silent, self._begin + self._longest)
 
 
 def _clock(moment: float) -> str:

@@ -23,7 +23,7 @@ from plait.federal.samples import digest
 if TYPE_CHECKING:
     from plait.engine.monitored import MonitoredSession
 
-__all__ = ["Following", "Leading", "Steps"]
+__all__ = ["Following", "Leading", "MisalignedError", "Steps"]
 
 Read = Callable[[], Sample]
 PLACES = {
@@ -34,6 +34,10 @@ PLACES = {
     "done": "the end of its procedure",
 }
 """What the parties meet at, by the topic of what they say there."""
+
+
+class MisalignedError(DataError):
+    """The parties' batches do not belong together; the text holds nothing of them, and is told to both."""
 
 
 class Steps:
@@ -62,6 +66,8 @@ class Leading(Steps):
 
     def __init__(self, exchange: Exchange, sample_id: str | None, stale: int) -> None:
         super().__init__(exchange, sample_id, stale)
+        self.promises = True
+        """Several workers of a party would have to promise alike; they do not."""
         exchange.riding = self._take_riding
         self.reset()
 
@@ -136,7 +142,13 @@ class Leading(Steps):
         stage, session, source = self._stage, self._session, stream.source
         if not isinstance(stage, LoopStage) or stage.scope.mode is not MODE.TRAIN or stage.seconds is not None:
             return False
-        if session is None or session.may_stop or session.should_stop() or not self._exchange.contract.gives_back(key):
+        if (
+            session is None
+            or not self.promises
+            or session.may_stop
+            or session.should_stop()
+            or not self._exchange.contract.gives_back(key)
+        ):
             return False
         if stage.step is not None and stage.run_step + ahead >= stage.step:
             return False
@@ -235,7 +247,7 @@ class Following(Steps):
     def _next_word(self) -> dict[str, Any]:
         if self._word is None:
             word = self._exchange.channel.hear("step", "the next step")
-            if not isinstance(word, dict):
+            if not _is_word(word):
                 raise FederalError("the leader's word is no word of a step")
             self._word = word
         return self._word
@@ -245,7 +257,7 @@ class Following(Steps):
         try:
             sample = read()
         except OutOfRangeError:
-            raise DataError(
+            raise MisalignedError(
                 f"input {stream.name!r}: the follower's pass {own['pass']} is over after {own['batch']} batches, the "
                 "leader's is not: give both parties the same rows"
             ) from None
@@ -255,7 +267,7 @@ class Following(Steps):
         theirs = {"pass": epoch, "batch": position, "rows": word["rows"]}
         if own != theirs:
             found = side_by_side("follower", own, "leader", theirs)
-            raise DataError(f"input {stream.name!r}: the two parties are not at the same batch:\n{found}")
+            raise MisalignedError(f"input {stream.name!r}: the two parties are not at the same batch:\n{found}")
         if ids is not None:
             self._compare_ids(stream.name, ids, word)
         self._exchange.turn = int(word["turn"])
@@ -296,10 +308,21 @@ class Following(Steps):
         return bool(self._next_word().pop("save", False))
 
 
+def _is_word(word: Any) -> bool:
+    """Whether it has what a word of its kind has; what comes from another company is looked at first."""
+    if not isinstance(word, dict) or len(word.keys() & {"go", "pass", "end", "at"}) != 1:
+        return False
+    if "go" not in word:
+        return True
+    place = word.get("place")
+    numbers = [word.get("turn"), *(place if isinstance(place, list) else [])]
+    return len(numbers) == 3 and all(type(one) is int and one >= 0 for one in numbers) and "rows" in word
+
+
 def _check_ids(name: str, ids: str, word: Mapping[str, Any]) -> None:
     if ids != word.get("ids"):
         epoch, position = word["place"]
-        raise DataError(
+        raise MisalignedError(
             f"input {name!r}: batch {position} of pass {epoch} is of other samples than the leader's, or in another "
             "order: sort both parties' rows by their ids (`plait psi` writes them so)"
         )
@@ -329,7 +352,8 @@ def _astray(word: Mapping[str, Any], follower: str) -> FederalError:
     elif "end" in word:
         leader = "has ended its loop"
     else:
-        leader = f"makes a step of {word['go']}" if "go" in word else f"has ended a pass of {word.get('pass')}"
+        step = f"makes a step of {word.get('go')!r:.60}"
+        leader = step if "go" in word else f"has ended a pass of {word.get('pass')!r:.60}"
     return FederalError(
         f"the two parties do not do the same: the leader {leader}, the follower {follower}; run the same stages, with "
         "as many steps, in both"

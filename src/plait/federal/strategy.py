@@ -66,6 +66,11 @@ class Federal:
         self._said_bytes = time.monotonic()
         self._ahead = False
         """The follower may be told of steps ahead, in this stage."""
+        self._trains = False
+        self._steps_made = 0
+        """Training steps of both, where steps decide when to save."""
+        if isinstance(self._steps, Leading):
+            self._steps.promises = inner.worker_num == 1
         self._ready = False
         """A session in which nothing was restored yet."""
         self._fit_facts: dict[str, Any] | None = None
@@ -103,6 +108,7 @@ class Federal:
             "wire_dtype": party.wire_dtype,
             "staleness": party.staleness,
             "loss_scale": model.gradient.loss_scale,
+            "gradient_clip": None if model.gradient.clip is None else [model.gradient.clip, model.gradient.clip_type],
             "gradient_merge": self.inner.gradient_merge,
             "sample ids": self._has_ids,
         }
@@ -220,10 +226,14 @@ class Federal:
         self.shared = any(self.exchange.contract.shared(key_of(scope)) for scope in _scopes(stage))
         self._steps.begin_stage(stage)
         self._ahead = isinstance(stage, LoopStage)
+        self._trains = isinstance(stage, LoopStage) and stage.scope.mode is MODE.TRAIN
         if self.shared:
             facts: dict[str, Any] = {"stage": name, "kind": type(stage).__name__}
             if isinstance(stage, LoopStage):
                 facts |= {"of": key_of(stage.scope), "steps": stage.step, "seconds": stage.seconds}
+            if isinstance(stage, CotrainStage):
+                keys = [key_of(TaskScope(MODE.TRAIN, task)) for task in stage.ratio]
+                facts["of"] = sorted(key for key in keys if self.exchange.contract.shared(key))
             self._compare("stage", facts)
 
     def stopper(self, session: MonitoredSession) -> Callable[[], bool]:
@@ -253,10 +263,18 @@ class Federal:
         if not self.shared:
             return False
         # A follower that may be ahead does not wait for words: steps decide, in both.
-        is_due = due() if self._stale and self._ahead else self._steps.is_due(due)
+        is_due = self._is_save_step() if self._stale and self._ahead else self._steps.is_due(due)
         if is_due and self._delay is not None:
             self._delay.drain()
         return bool(is_due)
+
+    def _is_save_step(self) -> bool:
+        """By a count that both parties have, and that a resumed run goes on with."""
+        every = (self._fit_facts or {}).get("save_steps")
+        if not self._trains:
+            return False
+        self._steps_made += 1
+        return every is not None and self._steps_made % every == 0
 
     def capture(self, model: Model, directory: str | None) -> dict[str, Any]:
         turn = str(self.exchange.turn)
@@ -271,7 +289,7 @@ class Federal:
                 )
         inner, feedback = self.inner.capture(model, directory), self.exchange.feedback.state_dict()
         everybodys = self.inner.gather(feedback) if self.inner.in_step else [feedback]
-        return {"party": inner, "save": name, "feedback": everybodys}
+        return {"party": inner, "save": name, "feedback": everybodys, "steps": self._steps_made}
 
     def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         return self.inner.durable(state["party"], directory)
@@ -324,6 +342,7 @@ class Federal:
             self.start_again(f"the {self.peer} has started anew")
         self.shared = False
         self._steps.reset()
+        self._steps_made = 0
         if self._delay is not None:
             self._delay.drop()
         self._meet_again()
@@ -345,6 +364,7 @@ class Federal:
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         self.inner.restore(model, state["party"], directory)
+        self._steps_made = int(state["steps"])
         everybodys = state["feedback"]
         own = everybodys[self.inner.worker_id] if len(everybodys) == self.inner.worker_num else {}
         self.exchange.feedback.load_state_dict(cast("Mapping[str, torch.Tensor]", own))

@@ -1,0 +1,10 @@
+"""`python -m plait` is the command `plait`."""
+
+from __future__ import annotations
+
+from plait.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    main()
