@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -265,7 +266,7 @@ def test_no_thread_is_left(posts):
 
 def test_another_service_at_the_endpoint_is_not_taken_for_the_peer(posts, caplog):
     caplog.set_level(logging.INFO, "plait")
-    server = grpc.server(link.ThreadPoolExecutor(1))
+    server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

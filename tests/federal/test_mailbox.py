@@ -132,7 +132,8 @@ def test_what_is_here_already_is_looked_at_as_well():
 
 def test_words_that_ride_count_until_they_are_taken():
     box = Mailbox(1000)
-    frame = Frame(Kind.TENSOR, 1, 1, 0, 0, slot=1, turn=1, tensor=torch.ones(10), words=[("a", 1), ("b", 2)])
+    words = {"words": [("a", 1), ("b", 2)], "riding": 200}
+    frame = Frame(Kind.TENSOR, 1, 1, 0, 0, slot=1, turn=1, tensor=torch.ones(10), **words)
     box.forget(5)  # the tensor itself is of no use any more
     assert box.put(frame, 240) is None
     assert box.waiting == 200

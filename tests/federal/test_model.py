@@ -275,7 +275,7 @@ class TestContract:
             leader(procedure, widths(5), tasks=["buy", "click"], **settings),
             follower(procedure, tasks=["buy"], **settings),
         ):
-            assert "TRAIN:click" in str(error)
+            assert "TRAIN click" in str(error)
 
     def test_an_evaluation_that_one_party_does_not_have(self):
         procedure = efl.procedure_fn.train_and_eval(max_iter=1)

@@ -113,6 +113,8 @@ def fit(
     steps = model.global_step.value - manager.first_step
     if any(model.metric_states.values()):
         log.info("finished\n%s", final_table(model, steps, time.monotonic() - begun))
+    else:
+        log.info("finished at global step %d: %d steps", model.global_step.value, steps)
 
 
 def _check_workers(model: Model, config: RunConfig) -> None:

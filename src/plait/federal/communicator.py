@@ -32,6 +32,7 @@ class Communicator:
         self._channel: Channel | None = None
         self._close_link: Callable[[], None] = lambda: None
         self._meeting: _Meeting | None = None
+        self._endpoint = "within this process"
 
     @classmethod
     def pair(cls, **settings: Any) -> tuple[Communicator, Communicator]:
@@ -56,6 +57,11 @@ class Communicator:
     def connected(self) -> bool:
         return self._channel is not None
 
+    @property
+    def endpoint(self) -> str:
+        """Where this party listens, or dials."""
+        return self._endpoint
+
     def connect(self, worker: int, facts: Mapping[str, Any]) -> Channel:
         """Begin to connect worker `worker` of this party; both parties have to state the same facts."""
         if self._channel is not None:
@@ -77,7 +83,8 @@ class Communicator:
         else:
             from plait.federal import link  # noqa: PLC0415 - brings gRPC
 
-            self._close_link = link.connect(channel, party).close
+            made = link.connect(channel, party)
+            self._close_link, self._endpoint = made.close, made.endpoint
         self._channel = channel
         _open.add(self)
         return channel

@@ -86,7 +86,7 @@ class Contract:
         known = self._scopes[self._own].get(key, {})
         if f"{item.kind} {item.name}" in known:
             raise FunctionError(
-                f"{item.kind} of {item.name!r} twice in one call for {key}: give each tensor a name of its own"
+                f"{item.kind} of {item.name!r} twice in one call for {_where(key)}: give each tensor a name of its own"
             )
         self._announce(channel, {"scope": key, "item": asdict(item)})
 
@@ -98,13 +98,10 @@ class Contract:
                 self._differ(*[self._facts(party, key, [(self._peer, name)]) for party in (self._own, self._peer)])
                 return found
             if self._peer_built:
-                raise FederalError(self._unsent(key, name))
+                raise FederalError(self._unsent(self._own, key, name))
             if self._waiting is not None and not self._sent(self._waiting):
-                raise FederalError(
-                    f"both parties wait for each other in {key}: the {self._own} for {name!r}, the {self._peer} for "
-                    f"{self._waiting['item']['name']!r}; one of them has to send first"
-                )
-            self._hear(channel, f"the announcement of {name!r} in {key}")
+                raise FederalError(self._stuck(key, name))
+            self._hear(channel, f"the announcement of {name!r} in {_where(key)}")
 
     def finish(self, channel: Channel) -> None:
         """The build is done: compare all, and number the tensors."""
@@ -184,10 +181,24 @@ class Contract:
     def _sent(self, announcement: Mapping[str, Any]) -> bool:
         return f"send {announcement['item']['name']}" in self._scopes[self._own].get(announcement["scope"], {})
 
-    def _unsent(self, key: str, name: str) -> str:
-        sends = [item.name for item in self._scopes[self._peer].get(key, {}).values() if item.kind == "send"]
+    def _stuck(self, key: str, name: str) -> str:
+        """Each waits for the other; who is further on in the build never sends what the other one waits for."""
+        assert self._waiting is not None  # noqa: S101 - asked before
+        theirs, wanted = self._waiting["scope"], self._waiting["item"]["name"]
+        if theirs == key:
+            return (
+                f"both parties wait for each other in {_where(key)}: the {self._own} for {name!r}, the {self._peer} "
+                f"for {wanted!r}; one of them has to send first"
+            )
+        if theirs in self._rows[self._own]:
+            return self._unsent(self._peer, theirs, wanted)
+        return self._unsent(self._own, key, name)
+
+    def _unsent(self, receiver: str, key: str, name: str) -> str:
+        sender = self._peer if receiver == self._own else self._own
+        sends = [item.name for item in self._scopes[sender].get(key, {}).values() if item.kind == "send"]
         there = ", ".join(repr(one) for one in sends) or "nothing"
-        return f"the {self._own} receives {name!r} in {key}, which the {self._peer} never sends: it sends {there}"
+        return f"the {receiver} receives {name!r} in {_where(key)}, which the {sender} never sends: it sends {there}"
 
     # ---- comparing
 
@@ -210,8 +221,7 @@ class Contract:
     def _facts(self, party: str, key: str, tensors: Iterable[tuple[str, str]]) -> dict[str, Any]:
         """What one party says of a scope, and of tensors in it, each by who sends it and its name."""
         found: dict[str, Any] = {}
-        mode, _, task = key.partition(":")
-        where = f"{mode}{f' {task}' if task else ''}"
+        where = _where(key)
         if key in self._scopes[self._own] and key in self._scopes[self._peer]:
             found[f"{where} rows of a batch"] = self._rows[party].get(key)
         for sender, name in tensors:
@@ -245,7 +255,7 @@ class Contract:
             for item in items.values():
                 if item.kind == "send" and item.gradient:
                     raise FederalError(
-                        f"staleness=1, and the {party} sends {item.name!r} in {key} with require_grad=True: "
+                        f"staleness=1, and the {party} sends {item.name!r} in {_where(key)} with require_grad=True: "
                         "its gradient would come a step late; leave staleness out, or send only from the other party"
                     )
 
@@ -264,6 +274,12 @@ class Contract:
             for (key, party, name), number in self.slots.items()
             for item in [self._scopes[party][key][f"send {name}"]]
         }
+
+
+def _where(key: str) -> str:
+    """A scope's key as people read it."""
+    mode, _, task = key.partition(":")
+    return f"{mode} {task}" if task else mode
 
 
 def read_item(value: Any) -> Item:

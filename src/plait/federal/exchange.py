@@ -71,12 +71,14 @@ class _Root(torch.autograd.Function):
 class _Step:
     """What one call of a function has sent and received."""
 
-    __slots__ = ("awaited", "key", "leaves", "scope", "sent", "turn")
+    __slots__ = ("awaited", "key", "leaves", "scope", "sent", "travels", "turn")
 
     def __init__(self, scope: TaskScope, turn: int) -> None:
         self.scope = scope
         self.key = key_of(scope)
         self.turn = turn
+        self.travels = False
+        """Whether anything was sent or received."""
         self.sent: list[Tensor] = []
         self.awaited: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}
@@ -160,6 +162,7 @@ class Exchange:
                 raise FunctionError(
                     f"{what}({name}={given!s}) inside a function for {step.scope}: leave {name}= out there"
                 )
+        step.travels = True
         return step
 
     # ---- sending
@@ -169,6 +172,8 @@ class Exchange:
         gradient = gradient and step.scope.mode is MODE.TRAIN
         if not isinstance(tensor, Tensor):
             raise FunctionError(f"send({name!r}) got a {type(tensor).__name__}: give a tensor")
+        if gradient and not tensor.is_floating_point():
+            raise FunctionError(f"send({name!r}, require_grad=True): {tensor.dtype} has no gradient; leave it out")
         if gradient and not tensor.requires_grad:
             raise FunctionError(
                 f"send({name!r}, require_grad=True): the tensor depends on no trainable variable, so that a gradient "
@@ -268,6 +273,11 @@ class Exchange:
         if self.building and own is None:
             self.lossless.add(step.key)
         if not step.awaited and not step.leaves:
+            if own is None and step.travels:
+                raise FunctionError(
+                    f"the loss_fn for {step.scope} returned no loss, and nothing that it sends comes back with a "
+                    "gradient: return a loss, or write require_grad=True in send and in the other party's recv"
+                )
             return own
         if own is None and not step.awaited:
             raise FunctionError(

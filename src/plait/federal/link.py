@@ -59,6 +59,10 @@ TLS_HINT = (
     "do both certificates come from the CA that both parties have, are they in date, and do both parties have one?"
 )
 PLAIN_HINT = "this party has no certificates: does the other one ask for them?"
+FINAL_WORDS = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+"""In gRPC's words for a peer whose certificate this party does not take."""
+STRANGERS = 3
+"""After how many of them it is no use to dial again."""
 REFUSALS = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 log = logging.getLogger("plait")
@@ -147,6 +151,7 @@ class Dialer:
         self._closed = threading.Event()
         self._call: Any = None
         self._connection: Connection | None = None
+        self._strangers = 0
         self._say_absent, self._say_failed = _Occasionally(60.0), _Occasionally(30.0)
         self._thread = threading.Thread(target=self._run, name="plait-dialer", daemon=True)
         self._thread.start()
@@ -233,6 +238,13 @@ class Dialer:
             raise _RefusedError(f"{where} refused this party: {details}")
         if self._closed.is_set():
             return
+        if any(word in details for word in FINAL_WORDS):
+            self._strangers += 1
+            if self._strangers >= STRANGERS:
+                raise _RefusedError(
+                    f"{where} was refused by this party: its certificate is not the {self._peer}'s, or not from the CA "
+                    f"of this party's certs: give both the ca.pem of one `plait certs init`, and each its own role"
+                )
         if any(word in details for word in HANDSHAKE_WORDS):
             hint = TLS_HINT if self._credentials is not None else PLAIN_HINT
             self._say_failed(logging.WARNING, "%s answered, and no connection was made: %s (%s)", where, details, hint)

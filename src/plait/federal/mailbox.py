@@ -54,12 +54,10 @@ class Mailbox:
         if frame.kind == Kind.WORD:
             self._words.setdefault(frame.topic, deque()).append((frame.value, size))
             return None
-        if frame.words:  # the last of them counts for all that is not the tensor
-            riding = size - (frame.tensor.nbytes if frame.tensor is not None else 0)
-            size -= riding
-            for place, (topic, value) in enumerate(frame.words, start=1):
-                counted = riding if place == len(frame.words) else 0
-                self._words.setdefault(topic, deque()).append((value, counted))
+        for place, (topic, value) in enumerate(frame.words, start=1):  # the last of them counts for all
+            counted = frame.riding if place == len(frame.words) else 0
+            self._words.setdefault(topic, deque()).append((value, counted))
+            size -= counted
         if frame.kind == Kind.TENSOR and frame.turn >= self.floor:
             key = (frame.slot, frame.turn, frame.gradient)
             if key in self._tensors:

@@ -11,6 +11,7 @@ import torch
 from plait.engine.functions import ProcedureFn
 from plait.engine.model import Model, connected
 from plait.engine.op import Op
+from plait.engine.report import log, show_log
 from plait.engine.settings import read_config
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import ClusterError, ConfigError, FederalError
@@ -123,6 +124,9 @@ class FederalModel(Model):
         """Connect to the other party, build, and compare what both have built."""
         replicas = dict(settings.get("sync_optimizer_config") or {}).get("replicas_to_aggregate")
         inner = connected(settings.pop("strategy", None), replicas)
+        show_log(quiet=inner.worker_id > 0)
+        if settings.get("opt_config"):
+            log.warning("opt_config is kept, and nothing is noised: private optimizers are not there yet")
         with self._telling():
             super().compile(strategy=Federal(inner, self.communicator, self._exchange, self._sample_id), **settings)
         for key in self._exchange.lossless:

@@ -148,12 +148,22 @@ def _watch(members: Sequence[Member], restarts: int, processes: Processes, logs:
             )
             failure = keeper.run()
             if failure is not None:
+                failure = _real_one(failure, members)
                 shown.say(_report(failure, several=len(members[0].children) > 1))
         finally:
             shown.stop(_REST_SECONDS if caught else None)
     if failure is not None:
         return exit_status(failure.code)
     return 128 + caught[0] if caught else 0
+
+
+def _real_one(failure: Failure, members: Sequence[Member]) -> Failure:
+    """A party that ended because the other has failed may be quicker to end."""
+    name = failure.child.kind
+    lines = last_lines(failure.child.log, failure.child.began, _LAST_LINES)
+    others = [child for member in members for child in member.children if child.kind != name and child.code]
+    blamed = [child for child in others if any(f"Error: the {child.kind} has ended" in line for line in lines)]
+    return failure if not blamed else dataclasses.replace(failure, child=blamed[0], code=blamed[0].code or 1)
 
 
 def _report(failure: Failure, *, several: bool) -> str:

@@ -239,7 +239,7 @@ class Following(Steps):
             self._ended = True
             raise LeftError(stop=False)
         if word.get("go", word.get("pass")) != key:
-            raise _astray(word, f"makes a step of {key}")
+            raise _astray(word, f"makes a step of {key!r}")
         if "pass" in word:
             raise _end_pass(stream, read, word)
         return self._read_along(stream, read, word)
@@ -324,7 +324,7 @@ def _check_ids(name: str, ids: str, word: Mapping[str, Any]) -> None:
         epoch, position = word["place"]
         raise MisalignedError(
             f"input {name!r}: batch {position} of pass {epoch} is of other samples than the leader's, or in another "
-            "order: sort both parties' rows by their ids (`plait psi` writes them so)"
+            "order: give both parties the same rows in the same order, and the same batch_size, shuffle and seed"
         )
 
 

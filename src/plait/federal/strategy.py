@@ -114,6 +114,14 @@ class Federal:
         }
         channel = self.communicator.connect(self.inner.worker_id, facts)
         self.exchange.use(channel)
+        log.info(
+            "the %s %s %s, and waits for the %s, for up to %g s",
+            self.role,
+            "listens at" if party.listen is not None else "dials",
+            self.communicator.endpoint,
+            self.peer,
+            party.timeout,
+        )
         self.exchange.contract.meet = self._open
         self._again_and_again(self._open)
 
@@ -364,7 +372,7 @@ class Federal:
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
         self.inner.restore(model, state["party"], directory)
-        self._steps_made = int(state["steps"])
+        self._steps_made = int(state.get("steps", 0))
         everybodys = state["feedback"]
         own = everybodys[self.inner.worker_id] if len(everybodys) == self.inner.worker_num else {}
         self.exchange.feedback.load_state_dict(cast("Mapping[str, torch.Tensor]", own))

@@ -135,7 +135,9 @@ class Frame:
     tensor: Tensor | None = field(default=None, repr=False)
     """On the memory of the frame. None in a TENSOR: absent, a gradient that is zero."""
     words: list[tuple[str, Any]] = field(default_factory=list, repr=False)
-    """What rides on a TENSOR: topics and values."""
+    """What rides on a TENSOR: topics and values, and"""
+    riding: int = 0
+    """how many bytes they have."""
 
 
 def encode_json(
@@ -284,7 +286,7 @@ def _read_tensor(frame: Frame, data: bytes, begin: int, end: int, max_bytes: int
         )
     frame.gradient = bool(flags & _GRADIENT)
     if flags & _WORDS:
-        frame.words = _read_words(data[sizes_end:end])
+        frame.words, frame.riding = _read_words(data[sizes_end:end]), end - sizes_end
     if flags & _ABSENT:
         if wire or code or ndim or scale or begin != len(data):
             raise FrameError("a tensor that is absent has a dtype, a shape, a scale or elements")
