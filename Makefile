@@ -36,6 +36,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/parameter_server.py
 	$(BIN)/python benchmarks/table.py
 	$(BIN)/python benchmarks/transport.py
+	$(BIN)/python benchmarks/federal.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

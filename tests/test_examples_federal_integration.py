@@ -54,6 +54,7 @@ def federate(tmp_path):
     return run_both
 
 
+@pytest.mark.slow
 def test_halves(federate):
     out = federate("federal/halves/leader.py", "federal/halves/follower.py")  # and "federal/halves/common.py"
     assert numbers(out)[-1] > 0.94

@@ -37,7 +37,9 @@ def one_process():
     return {name: value.detach().clone() for name, value in model.variables().items()}
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("collective", 0), ("sync", 1), ("sync", 2)])
+@pytest.mark.parametrize(
+    ("mode", "servers"), [("collective", 0), pytest.param("sync", 1, marks=pytest.mark.slow), ("sync", 2)]
+)
 def test_two_workers_in_step_equal_one_process_on_the_joined_batch(mode, servers, tmp_path):
     out = tmp_path / "weights.safetensors"
     with Cluster(tmp_path, "parity.py", out, mode, servers=servers) as cluster:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from .clusters import Cluster
 
 SECONDS = 90.0
@@ -13,6 +15,7 @@ def finished(cluster):
     assert cluster.wait(SECONDS) == 0, cluster.output()[-6000:]
 
 
+@pytest.mark.slow
 def test_a_step_goes_on_without_the_slowest_worker_whose_gradients_are_dropped_and_counted(tmp_path):
     out = tmp_path / "out.json"
     with Cluster(tmp_path, "backup.py", out, 80, workers=3, servers=1) as cluster:
@@ -23,6 +26,7 @@ def test_a_step_goes_on_without_the_slowest_worker_whose_gradients_are_dropped_a
     assert found["error"] < 0.2  # the weights that were looked for are ones
 
 
+@pytest.mark.slow
 def test_a_run_is_taken_up_with_another_number_of_servers(tmp_path):
     def train(name, steps, servers):
         out = tmp_path / f"{name}.json"

@@ -95,7 +95,10 @@ class TestLog:
         model = efl.Model()
         model.input_fn(lambda model, mode: [{"x": X}]).eval_fn(lambda model, sample: None)
         model.compile().fit(efl.procedure_fn.eval())
-        assert messages(caplog)[-1] == "[eval] global step 0, 1 batches: no metrics"
+        assert messages(caplog)[-2:] == [
+            "[eval] global step 0, 1 batches: no metrics",
+            "finished at global step 0: 0 steps",
+        ]
 
     def test_a_second_fit_adds_no_second_log_line(self, caplog):
         model = small()
