@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes: they should not compile plait each
 
 .PHONY: demo test test-all test-tf lint bench clean
 
