@@ -47,6 +47,7 @@ INSTALL_SECONDS = 1800
 QUIET = 1.1
 """A process that is alone on its core takes at most so much of its CPU time. Otherwise others work here, too, and a
 process that never waits is served last: the two parties look too good beside the unsplit model."""
+CALLS = "bare gRPC, calls"
 ENVIRONMENTS = Path(tempfile.gettempdir()) / "plait-federal-peers"
 PEERS = {
     "NVIDIA FLARE": ("nvflare", "nvflare==2.9.*", "nvflare_collab.py", 300, "simulator, without TLS"),
@@ -120,8 +121,8 @@ def commands_of(name: str, shape: str, folder: Path, port: int, dialled: int) ->
     """What to start, the one that is told last; the follower dials `dialled`."""
     if name == "unsplit":
         return [[str(SCRIPTS / "unsplit.py"), shape]]
-    if name == "bare gRPC":
-        script, more = "bare_grpc.py", []
+    if name.startswith("bare gRPC"):
+        script, more = "bare_calls.py" if name == CALLS else "bare_grpc.py", []
     else:
         script, more = "plait_split.py", ["1" if "staleness" in name else "0"]
     ports = {"follower": dialled, "leader": port}

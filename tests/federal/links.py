@@ -73,6 +73,10 @@ class PostConnection:
     def __init__(self, post: Post) -> None:
         self._post = post
         self.dropped, self.reasons = False, []
+        self.heard, self.reading = 0.0, None
+
+    def invite(self) -> bool:
+        return False
 
     def outgoing(self) -> Iterator[bytes]:
         while (data := self._post.next(self)) is not None:

@@ -83,8 +83,11 @@ class Channel:
 
     def look(self, topic: str) -> Any | None:
         """The next word of a topic if it is there, taken; does not wait."""
-        with self._session.lock:
-            self._session.check()
+        session = self._session
+        if session.state is State.OPEN and not session.failure and not session.mailbox.has_word(topic):
+            return None  # asked at every step, and answered without a lock
+        with session.lock:
+            session.check()
             word = self._session.mailbox.word(topic, take=True)
             self._session.count_consumed()
         return None if word is NOTHING else word
@@ -103,7 +106,9 @@ class Channel:
 
         `words`, topics and values, ride on it.
         """
-        given = None if tensor is None else tensor.detach().cpu()
+        given = None if tensor is None else tensor.detach()
+        if given is not None and given.device.type != "cpu":
+            given = given.cpu()
         message = Message(None, slot, turn, given, gradient, precision, dump_words(words) if words else b"")
         self._say(lambda: self._session.outbox.add(message), f"slot {slot} of turn {turn}")
 
@@ -128,8 +133,8 @@ class Channel:
     def forget(self, before: int) -> None:
         """Drop the tensors of turns before this one, those that are here and those that are still to come."""
         with self._session.lock:
-            self._session.mailbox.forget(before)
-            self._session.count_consumed()
+            if self._session.mailbox.forget(before):
+                self._session.count_consumed()
 
     def fail(self, text: str) -> None:
         """Tell the peer why this party ends, if that takes at most 2 seconds, and close."""
@@ -211,26 +216,43 @@ class Channel:
             if found is not NOTHING:
                 session.count_consumed()
                 return found
+            patience = Patience(self.own, self.peer, what, self._timeout, times=times)
             epoch = session.epoch
             session.waiters += 1
-        patience = Patience(self.own, self.peer, what, self._timeout, times=times)
-        try:
-            while True:
-                with session.lock:
-                    session.check(epoch)
-                    found = take()
-                    session.count_consumed()
-                    if found is not NOTHING:
-                        return found
+            session.count_consumed()
+            try:
+                while True:
                     if session.peer_ended:
                         raise FederalError(f"the {self.peer} has ended, and the {self.own} waits for {what}")
-                    if patience.is_over(session.heard):
-                        raise FederalError(patience.text(session.heard, session.mailbox.waiting))
-                    session.news.wait(patience.seconds(session.heard))
-                patience.note()
-        finally:
-            with session.lock:
+                    self._wait_a_while(patience)
+                    session.check(epoch)
+                    found = take()
+                    if found is not NOTHING:
+                        return found
+            finally:
                 session.waiters -= 1
+                session.count_consumed()
+                if session.waiters:  # who waits, too, may read now
+                    session.news.notify_all()
+
+    def _wait_a_while(self, patience: Patience) -> None:
+        """Until there may be news: read them, or let another thread do so. The session's lock is held but for that."""
+        session = self._session
+        left = patience.seconds(session.heard)
+        reading = session.connection.reading if session.connection is not None else None
+        if left > 0 and (reading is None or not reading.begin()):
+            session.news.wait(left)
+            return
+        if left <= 0 and patience.is_over(session.heard):
+            raise FederalError(patience.text(session.heard, session.mailbox.waiting))
+        session.lock.release()
+        try:
+            if left <= 0 or reading is None:
+                patience.note()
+            else:
+                reading.read(patience)
+        finally:
+            session.lock.acquire()
 
     def _say(self, add: Callable[[], None], what: str) -> None:
         session = self._session

@@ -9,6 +9,7 @@ from plait.federal.difference import side_by_side
 from plait.federal.hello import Hello, read_hello
 from plait.federal.mailbox import misfit
 from plait.federal.outbox import Message
+from plait.federal.reading import Reading
 from plait.federal.session import Session, State
 from plait.federal.wire import VERSION, Frame, FrameError, Kind, VersionError, decode, encode_json
 
@@ -34,6 +35,8 @@ class Connection:
         self.heard = time.monotonic()
         self.ended = False
         """The session's farewell was said."""
+        self.reading: Reading | None = None
+        """Where those who wait may read by themselves."""
         self._session, self._heartbeat = session, heartbeat
         self._said = self.heard
         self._greeted = False
@@ -63,6 +66,13 @@ class Connection:
         except FrameError as error:
             session.drop(self, str(error))
             raise
+
+    def invite(self) -> bool:
+        """Let those who wait read by themselves; whether there are any."""
+        with self._session.lock:
+            if self._session.waiters:
+                self._session.news.notify_all()
+            return self._session.waiters > 0
 
     def lost(self, reason: str) -> None:
         """The transport says that the connection broke."""

@@ -21,6 +21,7 @@ import grpc
 from plait.errors import ConfigError
 from plait.federal.certificates import Credentials, load
 from plait.federal.channel import Channel, Connection
+from plait.federal.reading import Reading
 from plait.federal.settings import Party, split_endpoint
 from plait.federal.wire import FrameError
 
@@ -44,6 +45,11 @@ OPTIONS: list[tuple[str, int]] = [
     # while a message waits to be sent
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # a window that is large from the start, and large frames: tensors do not wait for gRPC to find out how much may be
+    # under way; how much may really be is the channel's window
+    ("grpc.http2.lookahead_bytes", 1 << 24),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.max_frame_size", 1 << 20),
 ]
 LISTENER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # a second listener on the port is an error, and does not get half of the connections
@@ -298,19 +304,19 @@ def _credentials(party: Party) -> Credentials | None:
 
 def _read(frames: Iterable[bytes], connection: Connection, cancel: Callable[[], object]) -> str:
     """Give all that comes to the connection; how it ended."""
-    try:
-        for data in frames:
-            connection.incoming(data)
-        reason = "the other party ended the stream"
-    except FrameError as error:
-        reason = f"a frame was refused: {error}"
-        log.warning("%s; the connection is made anew", reason)
-        cancel()
-    except grpc.RpcError as error:
+
+    def failed(error: Exception) -> str:
+        if isinstance(error, FrameError):
+            log.warning("a frame was refused: %s; the connection is made anew", error)
+            cancel()
+            return f"a frame was refused: {error}"
+        if not isinstance(error, grpc.RpcError):
+            raise error
         # a dialler's call is its own error; a listener's error says nothing
-        reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else "the stream broke"
-    connection.lost(reason)
-    return reason
+        return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else "the stream broke"
+
+    connection.reading = Reading(frames, connection, failed, cancel)
+    return connection.reading.carry()
 
 
 class _DaemonThreads(Executor):

@@ -67,6 +67,10 @@ class Mailbox:
             self.taken += size
         return None
 
+    def has_word(self, topic: str) -> bool:
+        """Whether there is a word of a topic; may be asked without a lock."""
+        return topic in self._words
+
     def word(self, topic: str, *, take: bool) -> Any:
         """The next word of a topic, or NOTHING."""
         words = self._words.get(topic)
@@ -92,10 +96,13 @@ class Mailbox:
         self.taken += found[1]
         return found[0]
 
-    def forget(self, before: int) -> None:
+    def forget(self, before: int) -> bool:
+        """Drop the tensors of turns before this one; whether there were any."""
         self.floor = max(self.floor, before)
-        for key in [key for key in self._tensors if key[1] < before]:
+        old = [key for key in self._tensors if key[1] < before]
+        for key in old:
             self.taken += self._tensors.pop(key)[1]
+        return bool(old)
 
     def advance(self, *, eager: bool) -> None:
         """Raise the credit to what was taken, or, for a party that waits, to what came, within bounds.

@@ -192,8 +192,11 @@ class Session:
 
         A party that waits lets more come than it has taken, so that no order of taking blocks both.
         """
-        self.mailbox.advance(eager=self.waiters > 0)
-        if self.owes_ack():
+        box = self.mailbox
+        box.advance(eager=self.waiters > 0)
+        number, received, credit = self._told
+        told = box.number == number and box.received == received and box.credit == credit
+        if (not told or self.acknowledge_now) and self.owes_ack():
             self.work.notify_all()
 
     # ---- ends

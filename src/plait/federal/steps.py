@@ -86,13 +86,17 @@ class Leading(Steps):
         self._due: Callable[..., bool] | None = None
         self._decided: bool | None = None
         """Whether a checkpoint is made after this step, where that was told ahead."""
+        self._regular: dict[str, bool] = {}
+        """For each task and mode of this loop: whether its steps can be told ahead at all."""
 
     def begin_stage(self, stage: Stage) -> None:
         self._stage, self._session, self._abreast = stage, None, False
         self._due = None
+        self._regular = {}
 
     def stopper(self, session: MonitoredSession) -> Callable[[], bool]:
         self._session = session
+        self._regular = {}
 
         def is_over() -> bool:
             if self._exchange.channel.look("stop"):
@@ -106,7 +110,8 @@ class Leading(Steps):
 
     def read(self, stream: Stream, read: Read, key: str) -> Sample:
         place, spent, exchange = [stream.epoch, stream.position], stream.spent, self._exchange
-        self._flush()
+        if self._riding:
+            self._flush()
         try:
             sample = read()
         except OutOfRangeError:
@@ -116,13 +121,12 @@ class Leading(Steps):
         exchange.turn += 1
         self._abreast = True
         exchange.channel.forget(exchange.turn)
-        facts = self._facts(sample)
         if not self._promised:
-            self._say({"go": key, "turn": exchange.turn, "place": place, **facts})
+            self._say({"go": key, "turn": exchange.turn, "place": place, **self._facts(sample)})
         else:
             self._promised -= 1
-            if "ids" in facts:
-                self._riding.append(("check", {"place": place, **facts}))
+            if self._sample_id is not None:
+                self._riding.append(("check", {"place": place, **self._facts(sample)}))
         self._promise(stream, key)
         return sample
 
@@ -139,24 +143,32 @@ class Leading(Steps):
             self._riding.append(("step", word))
 
     def _is_certain(self, stream: Stream, key: str, ahead: int) -> bool:
-        stage, session, source = self._stage, self._session, stream.source
-        if not isinstance(stage, LoopStage) or stage.scope.mode is not MODE.TRAIN or stage.seconds is not None:
-            return False
-        if (
-            session is None
-            or not self.promises
-            or session.may_stop
-            or session.should_stop()
-            or not self._exchange.contract.gives_back(key)
-        ):
-            return False
-        if stage.step is not None and stage.run_step + ahead >= stage.step:
-            return False
-        if source.batch_size is None or not isinstance(source, Strided):
+        regular = self._regular.get(key)
+        if regular is None:
+            regular = self._regular[key] = self._is_regular(stream, key)
+        stage: Any = self._stage
+        session: Any = self._session
+        source: Any = stream.source
+        if not regular or session.should_stop() or (stage.step is not None and stage.run_step + ahead >= stage.step):
             return False
         if self.saving and self._due is None and not self._stale:  # nobody has said yet when it is time to save
             return False
-        return stream.position + ahead < source.count(stream.epoch) - 1  # the last batch of a pass may be short
+        return bool(stream.position + ahead < source.count(stream.epoch) - 1)  # the last batch of a pass may be short
+
+    def _is_regular(self, stream: Stream, key: str) -> bool:
+        """Whether the steps of this loop can be told ahead; it stays so until the loop is over."""
+        stage, session, source = self._stage, self._session, stream.source
+        return (
+            isinstance(stage, LoopStage)
+            and stage.scope.mode is MODE.TRAIN
+            and stage.seconds is None
+            and session is not None
+            and self.promises
+            and not session.may_stop
+            and self._exchange.contract.gives_back(key)
+            and source.batch_size is not None
+            and isinstance(source, Strided)
+        )
 
     def end_loop(self) -> None:
         self._say({"end": True})
@@ -262,14 +274,14 @@ class Following(Steps):
                 "leader's is not: give both parties the same rows"
             ) from None
         facts = self._facts(sample)
-        own["rows"], ids = facts["rows"], facts.get("ids")
+        own["rows"] = facts["rows"]
         epoch, position = word["place"]
         theirs = {"pass": epoch, "batch": position, "rows": word["rows"]}
         if own != theirs:
             found = side_by_side("follower", own, "leader", theirs)
             raise MisalignedError(f"input {stream.name!r}: the two parties are not at the same batch:\n{found}")
-        if ids is not None:
-            self._compare_ids(stream.name, ids, word)
+        if "ids" in facts:
+            self._compare_ids(stream.name, facts["ids"], word)
         self._exchange.turn = int(word["turn"])
         self._exchange.channel.forget(self._exchange.turn - self._stale)
         return sample
