@@ -38,6 +38,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/table.py
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/federal.py
+	$(BIN)/python benchmarks/privacy.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

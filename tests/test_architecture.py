@@ -15,7 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
     "errors": 0, "atomic": 0, "rng": 0, "version": 0, "launch": 1,
-    "variables": 1, "optim": 1, "data": 1, "nets": 1,
+    "variables": 1, "optim": 1, "data": 1, "nets": 1, "privacy": 1.5,
     "engine": 2,
     "federal": 3, "export": 3, "cluster": 3,
     "efl": 4, "train": 4, "mox": 4, "openks": 4,

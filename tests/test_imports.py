@@ -10,7 +10,18 @@ import sys
 import pytest
 
 MAX_SECONDS = 0.3
-HEAVY = ["rich", "typer", "tensorboard", "matplotlib", "grpc", "fsspec", "google.protobuf", "torch.utils.tensorboard"]
+HEAVY = [
+    "rich",
+    "typer",
+    "tensorboard",
+    "matplotlib",
+    "scipy",
+    "dp_accounting",
+    "grpc",
+    "fsspec",
+    "google.protobuf",
+    "torch.utils.tensorboard",
+]
 
 PROGRAM = """
 import json, sys, time

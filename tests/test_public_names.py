@@ -23,7 +23,7 @@ PLAIT = [
 ]  # fmt: skip
 EFL = [
     "MODE", "Communicator", "FederalModel", "Model", "Party", "Sample", "Stage", "TaskScope", "current_task_scope",
-    "framework", "metrics", "optimizer_fn", "procedure_fn", "stage", "task_scope",
+    "framework", "metrics", "optimizer_fn", "privacy", "procedure_fn", "stage", "task_scope",
 ]  # fmt: skip
 
 MOX = [

@@ -18,6 +18,8 @@ __all__ = ["app", "main"]
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 certs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Keys and certificates of two parties.")
 app.add_typer(certs, name="certs")
+privacy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What a private training tells of a row.")
+app.add_typer(privacy, name="privacy")
 
 
 @certs.command("init")
@@ -160,6 +162,27 @@ def party(
             restarts=restarts,
         )
     )
+
+
+@privacy.command("plan")
+def privacy_plan(
+    samples: Annotated[int, typer.Option(help="Rows of the training data.")],
+    batch: Annotated[int, typer.Option(help="Rows in a step, of all workers together.")],
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")],
+    epsilon: Annotated[float | None, typer.Option(help="What the model may tell in the end; or")] = None,
+    noise: Annotated[float | None, typer.Option(help="the noise multiplier.")] = None,
+    delta: Annotated[float, typer.Option(help="The probability with which the promise may fail.")] = 1e-5,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curve into this PNG, too.")] = None,
+) -> None:
+    """Find the noise multiplier for an epsilon, or the epsilon of a noise multiplier, and show how it grows."""
+    from plait.privacy.plan import draw, plan, text  # noqa: PLC0415
+
+    found = plan(samples, batch, epochs, epsilon=epsilon, noise=noise, delta=delta)
+    print(text(found))
+    if plot is not None:
+        if not draw(found, plot):
+            raise typer.Exit(1)  # draw has said why
+        print(f"drawn: {plot}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

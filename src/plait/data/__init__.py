@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plait.data.episodes import EpisodeSource, tensor_classes
 from plait.data.parts import OwnPart
+from plait.data.poisson import PoissonSource
 from plait.data.sample import Sample
 from plait.data.sources import (
     ConstantSource,
@@ -23,6 +24,7 @@ __all__ = [
     "IterableSource",
     "LoaderSource",
     "OwnPart",
+    "PoissonSource",
     "Sample",
     "SequenceSource",
     "Source",

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from plait.data.sources import Source, as_source
 from plait.errors import DataError
 
-__all__ = ["OwnPart", "PartSource", "Strided", "is_part", "part_of"]
+__all__ = ["Divisible", "OwnPart", "PartSource", "Strided", "is_part", "part_of"]
 
 
 @runtime_checkable
@@ -23,6 +23,14 @@ class Strided(Protocol):
 
     def every(self, epoch: int, start: int, step: int) -> Iterator[Any]:
         """The batches with the numbers start, start + step, start + 2 * step, ..."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A source that divides its rows among workers, not its batches."""
+
+    def divided(self, index: int, count: int) -> Source:
+        """The part of worker `index` of `count`."""
 
 
 class PartSource:
@@ -115,4 +123,8 @@ def is_part(source: Source) -> bool:
 
 def part_of(source: Source, index: int, count: int, *, together: bool) -> Source:
     """The part of worker `index` of `count`; a source that gives each its own is left alone."""
-    return source if count == 1 or is_part(source) else PartSource(source, index, count, together=together)
+    if count == 1 or is_part(source):
+        return source
+    if isinstance(source, Divisible):
+        return source.divided(index, count)
+    return PartSource(source, index, count, together=together)

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from plait.data import Sample
-from plait.efl import framework, optimizer_fn, procedure_fn, stage
+from plait.efl import framework, optimizer_fn, privacy, procedure_fn, stage
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.stage import Stage
@@ -30,6 +30,7 @@ __all__ = [
     "framework",
     "metrics",
     "optimizer_fn",
+    "privacy",
     "procedure_fn",
     "stage",
     "task_scope",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
+from plait.engine.private import are_private, private_task
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
@@ -43,7 +44,7 @@ def build(model: Model) -> None:
     model.strategy.begin(model)
     try:
         with _untouched(model):
-            reached = {task: _build_task(model, task) for task in model.tasks()}
+            built = {task: _build_task(model, task) for task in model.tasks()}
             model.reset_metrics()
     except BaseException:
         for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
@@ -53,7 +54,8 @@ def build(model: Model) -> None:
     names = {variable: name for name, variable in model.trainable_variables().items()}
     model.strategy.transform(model)
     for task in model.loss_fns:
-        _assign_optimizers(model, task, {names[variable] for variable in reached[task] if variable in names})
+        reached = {names[variable] for variable in built[task].reached if variable in names}
+        _assign_optimizers(model, task, reached, built[task].shapes)
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)
@@ -75,10 +77,18 @@ def _untouched(model: Model) -> Iterator[None]:
         set_rng_state(state)
 
 
-def _build_task(model: Model, task: str | None) -> set[torch.Tensor]:
-    reached: set[torch.Tensor] = set()
+class _Built(NamedTuple):
+    """What the first call of a loss_fn showed."""
+
+    reached: set[torch.Tensor]
+    shapes: list[list[int]]
+    """Of its losses."""
+
+
+def _build_task(model: Model, task: str | None) -> _Built:
+    built = _Built(set(), [])
     if task in model.loss_fns:
-        reached = _build_loss(model, task)
+        built = _build_loss(model, task)
     elif task in model.train_ops:
         _open_input(model, TaskScope(MODE.TRAIN, task), needed=False)
         count = Op(model.global_step.increment, name=f"step of {task!r}", now=model._now, trains=True)  # noqa: SLF001
@@ -87,7 +97,7 @@ def _build_task(model: Model, task: str | None) -> set[torch.Tensor]:
         _build_eval(model, task)
     elif task in model.eval_ops:
         _open_input(model, TaskScope(MODE.EVAL, task), needed=False)
-    return reached
+    return built
 
 
 def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
@@ -133,14 +143,14 @@ def _autocast(function: Callable[..., Any], device: str, dtype: torch.dtype) -> 
     return in_half_precision
 
 
-def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
+def _build_loss(model: Model, task: str | None) -> _Built:
     scope = TaskScope(MODE.TRAIN, task)
     read = _open_input(model, scope, needed=True)
     assert read is not None  # noqa: S101 - it was needed
     call = _user_call(model, scope, model.loss_fns[task])
     model._now.enter_mode(True)  # noqa: SLF001
     with torch.enable_grad():
-        loss = call.build(read.fn())
+        loss = call.build(_with_rows(read.fn(), model.streams[scope]))
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     for one in losses:
         _check_loss(one, scope)
@@ -148,16 +158,20 @@ def _build_loss(model: Model, task: str | None) -> set[torch.Tensor]:
     shown = model.loss_metrics[task] = Latest(torch.device("cpu"))
     model.metric_states.setdefault(scope, {}).setdefault("loss", shown)  # the user may have one of that name
     model.losses[task] = Op(call, [read], name=f"loss of {scope}", scope=scope, now=model._now)  # noqa: SLF001
-    return {variable for one in losses for variable in _reached(one)}
+    return _Built({variable for one in losses for variable in _reached(one)}, [list(one.shape) for one in losses])
+
+
+def _with_rows(first: Sample, stream: Stream) -> Sample:
+    """The first batch; where batches are drawn and it has no rows, the next that has: variables are made of it."""
+    if first.batch_size == 0:
+        found = (Sample.of(batch) for batch in stream.source.batches(stream.epoch, stream.position))
+        first = next((sample for sample in found if sample.batch_size), first)
+    return first
 
 
 def _check_loss(loss: Any, scope: TaskScope) -> None:
     if not isinstance(loss, torch.Tensor):
         raise FunctionError(f"the loss_fn for {scope} returned {type(loss).__name__}: return the loss, a tensor")
-    if loss.dim() != 0:
-        raise FunctionError(
-            f"the loss for {scope} has shape {list(loss.shape)}: return one number, such as loss.mean()"
-        )
     if not loss.requires_grad:
         raise FunctionError(
             f"the loss that the loss_fn for {scope} returned depends on no trainable variable: compute it from the "
@@ -183,7 +197,7 @@ def _reached(loss: torch.Tensor) -> set[torch.Tensor]:
     return found
 
 
-def _assign_optimizers(model: Model, task: str | None, reached: set[str]) -> None:
+def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes: Sequence[Sequence[int]]) -> None:
     if task not in model.opt_fns:
         argument = "" if task is None else f", task={task!r}"
         raise TaskError(
@@ -214,16 +228,40 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str]) -> Non
         if hasattr(optimizer, "clock"):
             optimizer.clock = functools.partial(int, model.global_step)
     model.assignments[task] = assignment
-    update = Op(
-        update_step(model, task, list(assignment), model.loss_counts[task]),
-        [model.losses[task]],
+    if are_private(list(assignment), task):
+        update, losses = _privately(model, task, [named[name] for name in named if name in reached], shapes[0])
+    else:
+        _check_shapes(shapes, TaskScope(MODE.TRAIN, task))
+        update, losses = update_step(model, task, list(assignment), model.loss_counts[task]), model.losses[task]
+    op = Op(
+        update,
+        [losses],
         name=f"training of task {task!r}" if task is not None else "training",
         scope=TaskScope(MODE.TRAIN, task),
         now=model._now,  # noqa: SLF001
         first=[Op(clear_when_moved(model, list(assignment)), name="clear gradients")],
         trains=True,
     )
-    model.train_ops.setdefault(task, []).insert(0, update)
+    model.train_ops.setdefault(task, []).insert(0, op)
+
+
+def _check_shapes(shapes: Sequence[Sequence[int]], scope: TaskScope) -> None:
+    for shape in shapes:
+        if shape:
+            raise FunctionError(f"the loss for {scope} has shape {shape}: return one number, such as loss.mean()")
+
+
+def _privately(
+    model: Model, task: str | None, reached: Sequence[torch.Tensor], shape: Sequence[int]
+) -> tuple[Callable[[Any], None], Op]:
+    """The update of a private task, and the Op of its losses, one a row; the task's loss is their mean."""
+    private = private_task(model, task, list(model.assignments[task]), reached, shape)
+    shown = model.losses[task]
+    losses = Op(
+        private.forward(shown.fn), shown.inputs, name=f"losses of {shown.scope}", scope=shown.scope, now=shown.now
+    )
+    model.losses[task] = Op(private.mean, [losses], name=shown.name, scope=shown.scope, now=shown.now)
+    return private.update, losses
 
 
 def _build_eval(model: Model, task: str | None) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.engine.budget import add_budget_hooks, said_at_the_end, stop_if_spent
 from plait.engine.checkpoints import Checkpoints, ModelState
 from plait.engine.functions import ProcedureFn
 from plait.engine.hooks import SessionRunHook
@@ -102,7 +103,10 @@ def fit(
         loggers = _add_loggers(model, settings.log_step)
         stack.callback(_put_back_hooks, model, hooks_before)
         manager.before_stage = functools.partial(_tell_loggers, loggers)
+        add_budget_hooks(model)
         checkpoints = _open_checkpoints(model, settings)
+        if model.privacy is not None:
+            stack.callback(model.privacy.close)
         if checkpoints is not None:
             stack.callback(checkpoints.close)
             manager.boundary, manager.after_stage = checkpoints.boundary, checkpoints.after_stage
@@ -115,6 +119,8 @@ def fit(
         log.info("finished\n%s", final_table(model, steps, time.monotonic() - begun))
     else:
         log.info("finished at global step %d: %d steps", model.global_step.value, steps)
+    if model.privacy is not None:
+        log.info("%s", said_at_the_end(model))
 
 
 def _check_workers(model: Model, config: RunConfig) -> None:
@@ -145,6 +151,7 @@ def _run(
         with MonitoredSession(create, hooks, scoped_hooks=model.hooks, recover=recover_in_place) as session:
             manager.set_monitored_sess(session)
             manager.first_step = model.global_step.value
+            stop_if_spent(model, session)
             if checkpoints is None:
                 manager.init_arg(session)
                 _check_procedure(procedure_fn(model))
@@ -188,7 +195,10 @@ def _open_checkpoints(model: Model, settings: FitSettings) -> Checkpoints | None
     if strategy.worker_id > 0 and not strategy.in_step:  # each goes its own way, and comes back to it
         where /= f"worker-{strategy.worker_id}"
     directory = CheckpointDir(where, keep=settings.keep)
-    return Checkpoints(ModelState(model), directory, save_steps=settings.save_steps, save_secs=settings.save_secs)
+    made = Checkpoints(ModelState(model), directory, save_steps=settings.save_steps, save_secs=settings.save_secs)
+    if model.privacy is not None and strategy.is_saver():
+        model.privacy.keep(where)
+    return made
 
 
 def _keep_running(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,10 @@ from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import FunctionError, TaskError, VariableError
 from plait.optim.assign import Assignment, make_optimizer
 from plait.variables.store import ROOT, VariableFrame, VariableStore, current, variable_name
+
+if TYPE_CHECKING:
+    from plait.engine.private import PrivateState, PrivateTask
+    from plait.privacy.ledger import Ledger
 
 __all__ = ["Model", "connected"]
 
@@ -65,6 +69,10 @@ class Model(nn.Module):
         self.assignments: dict[str | None, Assignment] = {}
         self.history: list[dict[str, Any]] = []
         """What each evaluation found: stage, task, global step, metrics."""
+        self.private_state: PrivateState | None = None
+        """What private optimizers have in common, if there are any."""
+        self.said: set[str] = set()
+        """Warnings that are given once."""
         self._optimizers: dict[tuple[int, str | None], tuple[Any, torch.optim.Optimizer]] = {}
         self._groups: dict[TaskScope, Op] = {}
         self._now = Now(self)
@@ -183,6 +191,16 @@ class Model(nn.Module):
     def training_flag(self) -> bool:
         """True inside training steps."""
         return bool(self._now.training)
+
+    @property
+    def privacy(self) -> Ledger | None:
+        """What private training has cost so far; None if no optimizer is private."""
+        return self.private_state.ledger if self.private_state is not None else None
+
+    @property
+    def private_tasks(self) -> dict[str | None, PrivateTask]:
+        """The tasks whose optimizers are private."""
+        return self.private_state.tasks if self.private_state is not None else {}
 
     def input(self, mode: MODE = DEFAULT_MODE, task: str | None = None) -> Sample:
         """The task's input; as a fetch, or as an input of `plait.op`, it is this step's batch."""

@@ -26,7 +26,7 @@ def _key(scope: TaskScope) -> str:
     return f"{scope.mode}:{scope.task if scope.task is not None else ''}"
 
 
-OWN = ("metrics", "streams", "hooks", "fit_hooks", "random", "merged")
+OWN = ("metrics", "streams", "hooks", "fit_hooks", "random", "merged", "privacy")
 """The parts that each worker has of its own, even when all take their steps together."""
 
 
@@ -85,6 +85,7 @@ def _capture(model: Model) -> dict[str, Any]:
         "journal": model.stage_mgr.state_dict() if model.stage_mgr is not None else None,
         "random": rng_state(),
         "merged": _merged(model),
+        "privacy": model.private_state.state_dict() if model.private_state is not None else None,
     }
 
 
@@ -106,6 +107,7 @@ def restore(model: Model, tree: Mapping[str, Any], *, positions: bool = True, di
         _restore_learnt(model, tree)
         strategy.restore(model, tree.get("cluster", {}), directory)
         _restore_merged(model, tree.get("merged", {}) if positions else {})
+        _restore_privacy(model, tree.get("privacy"), positions=positions, trained=bool(tree["global_step"]))
         if positions:
             _restore_positions(model, tree)
             set_rng_state(tree["random"])  # last: opening inputs may draw
@@ -131,6 +133,16 @@ def _restore_merged(model: Model, gradients: Mapping[str, Any]) -> None:
         if isinstance(saved, Mapping):
             saved = torch.sparse_coo_tensor(saved["indices"], saved["values"], variable.shape, check_invariants=True)
         variable.grad = None if saved is None else saved.to(variable.device, copy=True)
+
+
+def _restore_privacy(model: Model, saved: Mapping[str, Any] | None, *, positions: bool, trained: bool) -> None:
+    state = model.private_state
+    if state is not None and saved is not None:
+        state.load_state_dict(saved, positions=positions)
+    elif state is not None and trained:
+        log.warning("the checkpoint was trained without privacy: epsilon is of the steps from here on alone")
+    elif saved is not None:
+        log.warning("the checkpoint was trained privately, and this program's optimizers are not private")
 
 
 def _check_optimizers(

@@ -105,6 +105,15 @@ class Strategy(Protocol):
     def finish(self) -> None:
         """The procedure has ended, and all that it saved is on disk; returns when it is so in both parties."""
 
+    def has_loss(self, scope: TaskScope) -> bool:
+        """Whether this party's loss_fn gives a loss; without, its gradients are those that the other party returns."""
+
+    def received(self) -> Sequence[torch.Tensor]:
+        """The tensors of this step that came from another party, which waits for their gradients."""
+
+    def returned_noise(self, scope: TaskScope) -> float | None:
+        """The noise multiplier of the gradients that go back in a step; None: none go, 0: they go as they are."""
+
     # Together
 
     def gather(self, value: Any) -> list[Any]:
@@ -198,6 +207,17 @@ class OneParty:
 
     def finish(self) -> None:
         pass
+
+    def has_loss(self, scope: TaskScope) -> bool:
+        del scope
+        return True
+
+    def received(self) -> Sequence[torch.Tensor]:
+        return ()
+
+    def returned_noise(self, scope: TaskScope) -> float | None:
+        del scope
+        return None
 
     def newest(self, directory: CheckpointDir) -> tuple[CheckpointInfo, Any] | None:
         return directory.read_latest()

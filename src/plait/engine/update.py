@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from plait.engine.model import Model
     from plait.engine.settings import GradientConfig
 
-__all__ = ["LeftError", "clear_step", "clear_when_moved", "leave_step", "moved_by", "update_step"]
+__all__ = [
+    "Flags",
+    "LeftError",
+    "clear_step",
+    "clear_when_moved",
+    "leave_step",
+    "moved_by",
+    "optimizers_step",
+    "update_step",
+]
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -54,7 +63,7 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
         return _for_each_loss(model, task, optimizers)
     finish = _finisher(model, moved_by(optimizers))
     moved = model.strategy.mover(model, task, optimizers)
-    move = moved or _optimizers_step(model, optimizers)
+    move = moved or optimizers_step(model, optimizers)
 
     def update(loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
@@ -99,7 +108,7 @@ def _for_each_loss(model: Model, task: str | None, optimizers: Optimizers) -> Ca
     finishers = [_finisher(model, variables) for variables in moved]
     mover = model.strategy.mover(model, task, optimizers)
     steps = [_nothing if mover is not None else optimizer.step for optimizer in optimizers]
-    finally_move = mover or _optimizers_step(model, [])
+    finally_move = mover or optimizers_step(model, [])
 
     def update(losses: Sequence[torch.Tensor]) -> None:
         gradients = [
@@ -128,7 +137,8 @@ def _nothing() -> None:
     """Gradients are used as they are."""
 
 
-def _optimizers_step(model: Model, optimizers: Optimizers) -> Callable[[], None]:
+def optimizers_step(model: Model, optimizers: Optimizers) -> Callable[[], None]:
+    """All optimizers, and what a strategy does after them."""
     after = model.strategy.after_step if model.strategy.worker_num > 1 else None
 
     def move() -> None:
@@ -165,23 +175,24 @@ class Flags:
     """Two numbers that travel with the gradients: how many workers have left the loop, and how many want to stop.
 
     A worker that leaves takes part in one more reduction, with flags instead of gradients; the others see them, drop
-    the step that they were in, and leave, too.
+    the step that they were in, and leave, too. `more` numbers may travel beside them.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.tensor = torch.zeros(2, device=device)
+    def __init__(self, device: torch.device, more: int = 0) -> None:
+        self.tensor = torch.zeros(2 + more, device=device)
 
-    def sent(self, left: float, stop: float) -> torch.Tensor:
+    def sent(self, left: float, stop: float, *more: float) -> torch.Tensor:
         """The tensor whose gradient holds the flags."""
-        self.tensor.grad = torch.tensor([left, stop], device=self.tensor.device)
+        self.tensor.grad = torch.tensor([left, stop, *more], device=self.tensor.device)
         return self.tensor
 
-    def check(self) -> None:
-        """Raise if somebody has left."""
+    def check(self) -> list[float]:
+        """Raise if somebody has left; returns what travelled beside the flags."""
         found = self.tensor.grad
-        left, stop = found.tolist() if found is not None else (0.0, 0.0)
+        left, stop, *more = found.tolist() if found is not None else (0.0, 0.0)
         if left > 0:
             raise LeftError(stop=stop > 0)
+        return more
 
 
 def _together(model: Model) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -200,6 +211,9 @@ def _together(model: Model) -> Callable[[Sequence[torch.Tensor]], None]:
 def leave_step(model: Model, task: str | None, *, stop: bool) -> None:
     """Take part in one more reduction, to say that this worker takes no more steps."""
     if model.config.resolved_device().type != "cpu":
+        return
+    if task in model.private_tasks:
+        model.private_tasks[task].leave(stop=stop)
         return
     optimizers = list(model.assignments[task])
     groups = [moved_by([one]) for one in optimizers] if model.loss_counts[task] > 1 else [moved_by(optimizers)]

@@ -25,6 +25,11 @@ from plait.federal.precision import Feedback
 
 __all__ = ["Exchange"]
 
+Protect = Callable[[Tensor], Tensor]
+"""What a user makes of a gradient before it goes back."""
+Hide = Callable[[Tensor, int, int], Tensor]
+"""What a task with private optimizers makes of it, given the number of rows and the number of the tensor."""
+
 
 class _Once:
     """A function that is called once, and then forgotten: nobody sees cycles through what torch's nodes hold."""
@@ -71,18 +76,20 @@ class _Root(torch.autograd.Function):
 class _Step:
     """What one call of a function has sent and received."""
 
-    __slots__ = ("awaited", "key", "leaves", "scope", "sent", "travels", "turn")
+    __slots__ = ("awaited", "key", "leaves", "protects", "rows", "scope", "sent", "travels", "turn")
 
-    def __init__(self, scope: TaskScope, turn: int) -> None:
+    def __init__(self, scope: TaskScope, turn: int, rows: int) -> None:
         self.scope = scope
         self.key = key_of(scope)
         self.turn = turn
+        self.rows = rows
         self.travels = False
         """Whether anything was sent or received."""
         self.sent: list[Tensor] = []
         self.awaited: list[Tensor] = []
         self.leaves: dict[str, Tensor] = {}
         """Received with a gradient to give back, by name, until it was given."""
+        self.protects: dict[str, Protect] = {}
 
 
 class Exchange:
@@ -102,9 +109,21 @@ class Exchange:
         """What was received last, by scope, kind and name: "recv", or "grad" of what was sent."""
         self.lossless: set[str] = set()
         """Where this party has no loss of its own."""
+        self.sends: set[str] = set()
+        """Scopes in which this party sends tensors."""
+        self.gives: dict[str, set[str]] = {}
+        """By scope, the names of what gradients go back for."""
+        self.hides: dict[str, Hide] = {}
+        """By scope, where gradients that go back are noised."""
+        self.watched: set[str] = set()
+        """Scopes of which the next step is to be looked at, row by row."""
         self._precision = precision
         self._channel: Channel | None = None
         self._step: _Step | None = None
+        self._leaves: dict[str, Tensor] = {}
+        """Of the training step whose loss was computed last."""
+        self._seen: dict[str, tuple[Tensor | None, list[Tensor], int]] = {}
+        """Of watched scopes: the loss, what was sent with a gradient to come, and the number of rows."""
 
     @property
     def channel(self) -> Channel:
@@ -148,7 +167,7 @@ class Exchange:
         return evaluated
 
     def _begin(self, scope: TaskScope, sample: Any) -> _Step:
-        step = self._step = _Step(scope, self.turn)
+        step = self._step = _Step(scope, self.turn, sample.batch_size)
         if self.building:
             self.contract.begin(self.channel, step.key, sample.batch_size)
         return step
@@ -181,6 +200,7 @@ class Exchange:
             )
         if self.building:
             self.contract.add(self.channel, step.key, _item("send", name, tensor, gradient))
+            self.sends.add(step.key)
         else:
             slot = self._slot(step, self.own, name)
             self.channel.send(slot, step.turn, _settled(tensor), precision=self._precision)
@@ -192,8 +212,10 @@ class Exchange:
 
     def _gradient_of(self, step: _Step, name: str, shape: torch.Size, device: torch.device, before: set[str]) -> Tensor:
         """Wait for it. `before` was received before this was sent: of the others, all that come have come by now."""
-        for other in [other for other in step.leaves if other not in before]:
-            self._give_nothing(step, other)
+        if step.leaves:
+            self._backward_begins(step)
+            for other in [other for other in step.leaves if other not in before]:
+                self._give_nothing(step, other)
         what = f"the gradient of {name!r} in step {step.turn}"
         found = self.channel.receive(self._slot(step, self.own, name), step.turn, gradient=True, what=what)
         self.latest[step.key, "grad", name] = found
@@ -216,8 +238,11 @@ class Exchange:
         mode: MODE | None,
         task: str | None,
         device: torch.device,
+        protect: Protect | None = None,
     ) -> Tensor:
         step = self._current("recv", mode, task)
+        if protect is not None and not gradient:
+            raise FunctionError(f"recv({name!r}, protect=...) protects a gradient: write require_grad=True, too")
         gradient = gradient and step.scope.mode is MODE.TRAIN
         found = self._built_form(step, name, dtype, gradient, shape) if self.building else self._received(step, name)
         if found.device != device:
@@ -228,7 +253,11 @@ class Exchange:
                 raise FunctionError(f"recv({name!r}, require_grad=True): {found.dtype} has no gradient; leave it out")
             found.requires_grad_()
             step.leaves[name] = found
-            if not self.building:
+            if protect is not None:
+                step.protects[name] = protect
+            if self.building:
+                self.gives.setdefault(step.key, set()).add(name)
+            else:
                 found.register_hook(_Once(self._give_back, step, name))  # type: ignore[no-untyped-call] # same
         return found
 
@@ -251,8 +280,24 @@ class Exchange:
     def _give_back(self, step: _Step, name: str, gradient: Tensor) -> None:
         slot = self._slot(step, self.peer, name)
         del step.leaves[name]
-        value = self.feedback.add(slot, gradient.detach().cpu()) if self._precision else gradient.detach()
+        value = self._protected(step, name, slot, gradient.detach())
+        if self._precision:
+            value = self.feedback.add(slot, value.cpu())
         self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision, words=self.riding())
+
+    def _protected(self, step: _Step, name: str, slot: int, gradient: Tensor) -> Tensor:
+        """The gradient as it may go back. Noise comes last: nothing that knows the rows may touch it after."""
+        protect, hide = step.protects.pop(name, None), self.hides.get(step.key)
+        if protect is not None:
+            made = protect(gradient)
+            if not isinstance(made, Tensor) or made.shape != gradient.shape or made.dtype != gradient.dtype:
+                found = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+                raise FunctionError(
+                    f"recv({name!r}, protect=...): the function made {found} of a gradient that is {gradient.dtype} "
+                    f"{list(gradient.shape)}: return one of the same shape and dtype"
+                )
+            gradient = made.detach()
+        return gradient if hide is None else hide(gradient, step.rows, slot)
 
     def _slot(self, step: _Step, sender: str, name: str) -> int:
         try:
@@ -269,6 +314,7 @@ class Exchange:
             raise FunctionError(
                 f"the loss_fn for {step.scope} returned {len(loss)} losses, and tensors travel: return their sum"
             )
+        self._leaves = step.leaves
         own = None if loss is None or any(loss is one for one in step.sent) else loss  # it returned what it sent
         if self.building and own is None:
             self.lossless.add(step.key)
@@ -284,12 +330,43 @@ class Exchange:
                 f"the loss_fn for {step.scope} returned no loss, and nothing is sent with require_grad=True: there is "
                 "nothing to train by"
             )
+        if step.key in self.watched and not self.building:
+            self._seen[step.key] = own, step.sent, step.rows
+        elif not step.awaited and own is not None and own.grad_fn is not None:  # nothing else hangs on the root
+            own.register_hook(_Once(self._backward_begins, step))
+            return own
         # What waits for gradients holds the step: it must not hold them in turn, or no step would ever be freed.
         tokens, step.awaited, step.sent = step.awaited, [], []
+        if own is None and len(tokens) == 1:  # what waits will do
+            return tokens[0]
         root: Tensor = _Root.apply(_Once(self._backward_begins, step), own, *tokens)  # type: ignore[no-untyped-call] # torch leaves it so
         return root
 
-    def _backward_begins(self, step: _Step) -> None:
+    def leaves(self) -> list[Tensor]:
+        """What the step whose loss was computed last has received, and gives gradients back for."""
+        return list(self._leaves.values())
+
+    def by_row(self, key: str) -> Tensor | None:
+        """Of the watched step: a loss for each row that reaches all that gradients will come for, and waits for none.
+
+        What was sent counts with random weights, so that nothing cancels. None if the step was another one.
+        """
+        if key not in self._seen:
+            return None
+        total, everything, rows = self._seen.pop(key)
+        generator = torch.Generator().manual_seed(rows)
+        for sent in everything:
+            if sent.shape[:1] != (rows,):
+                raise FunctionError(
+                    f"a tensor of shape {list(sent.shape)} was sent in a step of {rows} rows, and this party's "
+                    "optimizers are private: let its first dimension be the batch's, so that each row has its gradient"
+                )
+            weights = torch.randn(sent.shape, generator=generator).to(sent)
+            one = (sent * weights).reshape(rows, -1).sum(1)
+            total = one if total is None else total + one
+        return total
+
+    def _backward_begins(self, step: _Step, _: Tensor | None = None) -> None:
         callback = functools.partial(self._backward_ended, step)
         torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - the only way to the end of a pass
 

@@ -11,7 +11,7 @@ import torch
 from plait.engine.functions import ProcedureFn
 from plait.engine.model import Model, connected
 from plait.engine.op import Op
-from plait.engine.report import log, show_log
+from plait.engine.report import show_log
 from plait.engine.settings import read_config
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import ClusterError, ConfigError, FederalError
@@ -102,12 +102,14 @@ class FederalModel(Model):
         *,
         shape: Sequence[int | None] | None = None,
         mode: MODE | None = None,
+        protect: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The tensor that the other party sends under this name; with `require_grad`, it gets its gradient back.
 
-        `shape` is checked against what is sent; None where a size is open, and the first always is.
+        `shape` is checked against what is sent; None where a size is open, and the first always is. `protect` is a
+        function of the gradient that goes back, such as `efl.privacy.max_norm`: what it returns goes in its place.
         """
-        found = self._exchange.recv(name, dtype, require_grad, shape, mode, task, self._store.device)
+        found = self._exchange.recv(name, dtype, require_grad, shape, mode, task, self._store.device, protect)
         if require_grad and self._exchange.building:
             self._note(self.recv_grad_ops, "recv", name)
         return found
@@ -125,8 +127,6 @@ class FederalModel(Model):
         replicas = dict(settings.get("sync_optimizer_config") or {}).get("replicas_to_aggregate")
         inner = connected(settings.pop("strategy", None), replicas)
         show_log(quiet=inner.worker_id > 0)
-        if settings.get("opt_config"):
-            log.warning("opt_config is kept, and nothing is noised: private optimizers are not there yet")
         with self._telling():
             super().compile(strategy=Federal(inner, self.communicator, self._exchange, self._sample_id), **settings)
         for key in self._exchange.lossless:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -24,6 +24,7 @@ from plait.federal.contract import MEETINGS, key_of
 from plait.federal.delay import Delay
 from plait.federal.difference import side_by_side
 from plait.federal.exchange import Exchange
+from plait.federal.private import PrivateParty
 from plait.federal.samples import session_key
 from plait.federal.settings import other
 from plait.federal.steps import Following, Leading
@@ -63,6 +64,7 @@ class Federal:
         self._steps: Leading | Following = make(exchange, sample_id, self._stale)
         self._has_ids = sample_id is not None
         self._delay: Delay | None = None
+        self._private = PrivateParty(exchange)
         self._said_bytes = time.monotonic()
         self._ahead = False
         """The follower may be told of steps ahead, in this stage."""
@@ -136,8 +138,14 @@ class Federal:
     def prepare(self, model: Model) -> None:
         self.inner.prepare(model)
         self.exchange.built()
+        self._private.prepare(model)
         if not self._stale:
             return
+        if model.private_tasks and not self.leads:
+            raise ConfigError(
+                "staleness=1 with a private optimizer at the follower: its layers are noted for a step at a time, and "
+                "two would be under way; leave one of them out"
+            )
         if self.inner.gradient_merge > 1:
             raise ConfigError("staleness=1 does not go with gradient_merge: leave one of them out")
         self.exchange.contract.check_one_way("leader")
@@ -215,14 +223,26 @@ class Federal:
     # ---- a step
 
     def reader(self, stream: Stream, scope: TaskScope) -> Callable[[], Sample]:
-        key, read = key_of(scope), self.inner.reader(stream, scope)
+        key, read, steps = key_of(scope), self.inner.reader(stream, scope), self._steps
+        shared: bool | None = None
 
         def read_together() -> Sample:
-            if self.exchange.building or not self.exchange.contract.shared(key):
-                return read()
-            return self._steps.read(stream, read, key)
+            nonlocal shared
+            if shared is None and not self.exchange.building:
+                shared = self.exchange.contract.shared(key)
+            return steps.read(stream, read, key) if shared else read()
 
         return read_together
+
+    def has_loss(self, scope: TaskScope) -> bool:
+        return key_of(scope) not in self.exchange.lossless
+
+    def received(self) -> Sequence[torch.Tensor]:
+        self._private.look()
+        return self.exchange.leaves()
+
+    def returned_noise(self, scope: TaskScope) -> float | None:
+        return self._private.returned_noise(scope)
 
     def choose(self, value: Any) -> Any:
         return self._steps.choose(value) if self.follows else self.inner.choose(value)

@@ -1,0 +1,1 @@
+"""For each family of layers: the norms and weighted sums of its micro-batches' gradients."""

@@ -1,0 +1,72 @@
+"""Any layer: its own backward pass, alone, vectorised over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from plait.privacy.rules.call import Call
+from plait.privacy.rules.terms import VMAP, Dense, Term, wide
+
+__all__ = ["anything", "recomputed", "tensors_of"]
+
+
+def anything(layer: nn.Module, call: Call, names: Collection[str]) -> dict[str, Term]:
+    """The layer is computed again from what it was given, for a group of rows at a time, and led back from there."""
+    _, gradients = recomputed(layer, call, names)
+    return {name: Dense(wide(gradient), VMAP) for name, gradient in gradients.items()}
+
+
+def recomputed(layer: nn.Module, call: Call, names: Collection[str]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The outputs and the gradients of the variables, each [m, ...]."""
+    leaves, form = tree_flatten((call.args, call.kwargs))
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    dims = [_rows_dim(leaf, call) for leaf in leaves]
+    split = [leaf if dim is None else _split(leaf, dim, call) for leaf, dim in zip(leaves, dims, strict=True)]
+    parts = [_split(part, dim, call) for part, dim in zip(_whole(call), call.rows_dims, strict=True)]
+    variables = {name: layer.get_parameter(name).detach() for name in names}
+
+    def back(given: list[Any], gradients: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        def forward(own: dict[str, Tensor]) -> list[Tensor]:
+            args, kwargs = tree_unflatten(given, form)
+            outputs = tensors_of(functional_call(layer, own, args, kwargs))
+            return [outputs[number] for number in call.picked]
+
+        outputs, pull = vjp(forward, variables)[:2]
+        return outputs, pull([part.to(output.dtype) for part, output in zip(gradients, outputs, strict=True)])[0]
+
+    with sdpa_kernel(SDPBackend.MATH):  # the others know nothing of vmap, and would go micro-batch by micro-batch
+        return vmap(back, in_dims=(dims, list(call.rows_dims)))(split, parts)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of an output that gradients can come back through."""
+    return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _rows_dim(leaf: Any, call: Call) -> int | None:
+    """Which dimension of an input holds the rows: that of the output, or the first, as a mask's; or none."""
+    if not isinstance(leaf, Tensor):
+        return None
+    dim = call.rows_dims[0]
+    for one, size in ((dim, call.shapes[0][dim]), (dim, call.rows), (0, call.rows)):
+        if leaf.dim() > one and leaf.shape[one] == size:
+            return one
+    return None
+
+
+def _whole(call: Call) -> list[Tensor]:
+    """The gradients of the outputs, zeros where the loss did not reach one."""
+    known = next(gradient for gradient in call.gradients if gradient is not None)
+    pairs = zip(call.gradients, call.shapes, strict=True)
+    return [known.new_zeros(shape) if gradient is None else gradient for gradient, shape in pairs]
+
+
+def _split(values: Tensor, dim: int, call: Call) -> Tensor:
+    return torch.unflatten(values, dim, (call.microbatches, -1))
