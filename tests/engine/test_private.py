@@ -107,6 +107,55 @@ def test_training_is_that_of_a_loop_over_micro_batches(microbatches, reduce, fun
     assert model.global_step.value == 12
 
 
+class Pictures(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        torch.manual_seed(4)
+        after = nn.GroupNorm(2, 4) if norm else nn.Identity()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 4, 3, stride=2, padding=1),
+            after,
+            nn.ReLU(),
+            nn.Conv2d(4, 3, 2),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        )
+
+    def forward(self, x):
+        return self.net(x.repeat(1, 6).view(-1, 1, 6, 6))
+
+
+class Words(nn.Module):
+    def __init__(self, rnn):
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.rnn = nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True) if rnn else None
+        self.head = nn.Sequential(nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        found = self.table((x.abs() * 3).long() % 5)
+        if self.rnn is not None:
+            found, _ = self.rnn(found)
+        return self.head(found.flatten(1))
+
+
+NETS = {
+    "cnn": lambda: Pictures(norm=False),
+    "group norm": lambda: Pictures(norm=True),
+    "embedding": lambda: Words(rnn=False),
+    "lstm": lambda: Words(rnn=True),
+}
+
+
+@pytest.mark.parametrize("microbatches", [1, 8, None])
+@pytest.mark.parametrize(("reduce", "function"), [("mean", torch.mean), ("sum", torch.sum), (strange, strange)])
+@pytest.mark.parametrize("net", list(NETS))
+def test_training_of_any_net_is_that_of_a_loop(net, microbatches, reduce, function, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "Net", NETS[net])
+    model = fitted(private(num_microbatches=microbatches), reduce=reduce)
+    assert_alike(model.net, reference(microbatches, function))
+
+
 def by_scope(tower, head):
     return efl.optimizer_fn.scope_optimizer({"net/tower": tower, "net/head": head})
 

@@ -36,7 +36,7 @@ class _Buffer:
 
 
 class _Adding:
-    """Adds draws to lists of gradients; buffers are kept for lists that come again."""
+    """Adds draws to lists of gradients; on the CPU, buffers are kept for lists that come again."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[Any, ...], _Buffer] = {}
@@ -46,7 +46,9 @@ class _Adding:
             key = tuple((one.shape, one.dtype, one.device) for one in alike)
             buffer = self._buffers.get(key)
             if buffer is None:
-                buffer = self._buffers[key] = _Buffer(alike)
+                buffer = _Buffer(alike)
+                if buffer.normals is not None:  # a GPU's memory is short, and taken again in no time
+                    self._buffers[key] = buffer
             fill(buffer, number)
             torch._foreach_add_(alike, buffer.views)
 
