@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -25,6 +26,13 @@ KEPT_PROCESSES = ("resource_tracker", "forkserver")
 """Processes of multiprocessing that live until Python ends, by a word of their command line."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and all of torch need not be looked at whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
+
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("new", deadline=None)

@@ -17,8 +17,8 @@ LEVELS = {
     "errors": 0, "atomic": 0, "rng": 0, "version": 0, "launch": 1,
     "variables": 1, "optim": 1, "data": 1, "nets": 1, "privacy": 1.5,
     "engine": 2,
-    "federal": 3, "export": 3, "cluster": 3,
-    "efl": 4, "train": 4, "mox": 4, "openks": 4,
+    "federal": 3, "cluster": 3, "export": 3, "inspection": 3,
+    "serve": 4, "efl": 4, "train": 4, "mox": 4, "openks": 4,
     "__init__": 5, "demo": 6, "cli": 7, "__main__": 8,
 }  # fmt: skip
 """A room imports itself and rooms of lower levels. `plait` itself is `__init__`."""

@@ -89,12 +89,16 @@ def federate(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A checkpoint of plait or TensorFlow, or a directory of them.")],
+    path: Annotated[Path, typer.Argument(help="A checkpoint, an export, a directory of them, safetensors, TFRecord.")],
+    other: Annotated[Path | None, typer.Argument(help="Show how its tensors differ from those of PATH.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Mean, deviation, min, max, zeros, NaNs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List what is inside a checkpoint: tensors by name, stages done, positions in the data."""
-    from plait.variables.inspect import describe  # noqa: PLC0415
+    """List what is inside: tensors by name, stages done, positions in the data, features of records; never values."""
+    from plait.inspection.looking import inspect as look  # noqa: PLC0415
+    from plait.inspection.reports import show  # noqa: PLC0415
 
-    print(describe(path))
+    show(look(path, other, stats=stats), as_json=as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -225,6 +229,39 @@ def schedule(
         if not draw(found, found.steps, plot):
             raise typer.Exit(1)  # draw has said why
         print(f"drawn: {plot}")
+
+
+@app.command()
+def serve(
+    directory: Annotated[Path, typer.Argument(help="A model's directory of versions, or one with several models.")],
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for a free one.")] = 8000,
+    batch: Annotated[int, typer.Option(help="Rows that are computed together at most.")] = 16,
+    batch_delay: Annotated[float, typer.Option(help="Milliseconds to wait for more of them.")] = 1.0,
+    workers: Annotated[int, typer.Option(help="Batches that are computed at once.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads of one computation; otherwise all cores.")] = None,
+    queue: Annotated[int, typer.Option(help="Requests under way; one more is answered with 503.")] = 256,
+    max_body: Annotated[int, typer.Option(help="Megabytes of a request; a larger one is answered with 413.")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds to read a request, and to answer it.")] = 30.0,
+    poll: Annotated[float, typer.Option(help="Seconds between two looks for new versions.")] = 2.0,
+    format: Annotated[str | None, typer.Option(help="onnx or torch; otherwise onnx where there is one.")] = None,  # noqa: A002 - the option's name
+) -> None:
+    """Answer predictions of exported models over HTTP (Open Inference Protocol), with a page to try them."""
+    from plait.serve.server import serve as run_server  # noqa: PLC0415
+    from plait.serve.settings import Settings  # noqa: PLC0415
+
+    settings = Settings(
+        batch=batch,
+        batch_delay=batch_delay / 1000,
+        workers=workers,
+        threads=threads,
+        queue=queue,
+        max_body=max_body * 2**20,
+        timeout=timeout,
+        poll=poll,
+        format=format,
+    )
+    run_server(directory, host=host, port=port, settings=settings)
 
 
 @app.command()

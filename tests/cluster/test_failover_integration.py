@@ -54,7 +54,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("mode", "servers", "target"), [CASES[0], pytest.param(*CASES[3], marks=pytest.mark.slow), CASES[4]]
+    ("mode", "servers", "target"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in (CASES[3], CASES[4]))],
 )
 def test_workers_in_step_end_with_the_bits_of_an_undisturbed_run(mode, servers, target, undisturbed, tmp_path):
     assert train(tmp_path, mode, servers, kills=1, target=target, seed=3) == undisturbed(mode, servers)

@@ -19,7 +19,7 @@ from plait.errors import ConfigError, DataError, OutOfRangeError
 
 
 def numbers(rows, batch_size, **settings):
-    return PoissonSource({"x": torch.arange(rows)}, batch_size, **settings)
+    return PoissonSource({"x": torch.arange(rows)}, batch_size, **{"seed": 0, **settings})
 
 
 def drawn(source, epoch=0, start=0):
@@ -88,6 +88,33 @@ def test_from_any_place_on_it_is_the_same(rows, batch_size, steps, epoch, start)
 def test_epochs_and_seeds_differ():
     assert drawn(numbers(100, 20)) != drawn(numbers(100, 20), epoch=1)
     assert drawn(numbers(100, 20)) != drawn(numbers(100, 20, seed=1))
+
+
+def test_without_a_seed_nobody_has_the_same_draws():
+    one, other = (numbers(1000, 100, seed=None) for _ in range(2))
+    assert drawn(one) != drawn(other)
+    assert one.draws() != other.draws()
+    assert one.fingerprint() == other.fingerprint()
+    assert one.fingerprint()["seed"] is None
+    assert one.uses(0, 9) > 1
+    other.uses(0, 5)
+    other.kept_seed = one.kept_seed
+    assert drawn(one) == drawn(other)
+    assert one.draws() == other.draws()
+    assert one.uses(0, 9) == other.uses(0, 9)
+
+
+def test_a_seed_that_was_given_stays():
+    source = numbers(1000, 100, seed=3)
+    assert source.kept_seed is None
+    source.kept_seed = "4"
+    assert drawn(source) == drawn(numbers(1000, 100, seed=3))
+
+
+def test_every_bit_of_a_seed_counts():
+    seeds = [5, 5 + 2**32, 5 + 2**63, 5 + 2**127, -5]
+    assert len({str(drawn(numbers(100, 20, seed=seed))) for seed in seeds}) == len(seeds)
+    assert len({numbers(100, 20, seed=seed).draws() for seed in seeds}) == len(seeds)
 
 
 def test_a_rate_of_one_gives_all_rows():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import sys
@@ -11,13 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from plait import efl
 from plait.data import PoissonSource, TensorSource
 from plait.engine.hooks import SessionRunHook
 from plait.engine.strategy import Local
 from plait.errors import ConfigError, DataError, FunctionError
-from plait.privacy.optimizers import make_private
+from plait.privacy.accountant import Event, epsilon, gaussian_epsilon, together
+from plait.privacy.optimizers import PrivateFactory, make_private
 
 ROWS, BATCH = 96, 16
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0))
@@ -183,27 +186,66 @@ def test_two_mechanisms_on_one_batch_are_one_release_with_their_noise_together()
     assert model.privacy.epsilon(exact=True) == pytest.approx(one.privacy.epsilon(exact=True), rel=1e-6)
 
 
-def two_tasks(opt):
+def two_tasks(first, second, *, seeds=(5, 6), losses=(losses_of, losses_of), **settings):
     model = efl.Model()
     model.net = Net()
-    for task in ("a", "b"):
-        model.input_fn(lambda model, mode: batches(), task=task)
-        model.loss_fn(losses_of, task=task)
+    for task, opt, seed, loss in zip("ab", (first, second), seeds, losses, strict=True):
+        source = TensorSource({"x": X, "y": Y}, BATCH, shuffle=True, seed=seed, num_epochs=2)
+        model.input_fn(lambda model, mode, source=source: source, task=task)
+        model.loss_fn(loss, task=task)
         model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt), task=task)
-    return model.compile(session_config={"device": "cpu"})
+    return model.compile(session_config={"device": "cpu"}, **settings)
+
+
+def in_turn(turns, steps):
+    def procedure(model):
+        for _ in range(turns):
+            for task in "ab":
+                model.run_stage(task, efl.stage.LoopStage(model.train_op(task), step=steps))
+
+    return procedure
 
 
 def test_the_releases_of_several_tasks_add_up():
-    model = two_tasks(private(noise=1.5, seed=1))
-    model.fit(
-        lambda model: (
-            [model.run_stage(task, efl.stage.LoopStage(model.train_op(task), step=3)) for task in "ab"] and None
-        )
-    )
-    alone = fitted(private(noise=1.5))
+    model = two_tasks(private(noise=1.5), private(noise=2.5))
+    model.fit(in_turn(1, 3))
     assert model.private_state.step == 6
-    assert 0 < model.privacy.epsilon(exact=True) < alone.privacy.epsilon(exact=True)  # 12 steps
+    events = [(Event(1.5, BATCH / ROWS), 3), (Event(2.5, BATCH / ROWS), 3)]
+    assert model.privacy.epsilon(exact=True) == pytest.approx(epsilon(events, 1e-5))
     assert model.metric_values(task="a")["epsilon"] == model.metric_values(task="b")["epsilon"]
+
+
+def test_two_tasks_with_the_same_batches_tell_of_the_same_rows():
+    model = two_tasks(private(noise=1.5), private(noise=2.5), seeds=(5, 5))
+    model.fit(in_turn(3, 1))
+    once = Event(together(1.5, 2.5), BATCH / ROWS)
+    assert model.privacy.epsilon(exact=True) == pytest.approx(epsilon([(once, 3)], 1e-5))
+
+
+def test_batches_of_several_tasks_are_not_merged():
+    with pytest.raises(ConfigError, match="gradient_merge=2 with a private optimizer and the tasks 'a', 'b'"):
+        two_tasks(private(noise=50.0), private(noise=0.3), strategy=Local(gradient_merge=2))
+
+
+def test_no_other_task_moves_what_a_private_one_does():
+    for kinds in ((private(), SGD), (SGD, private())):
+        losses = [losses_of if isinstance(kind, PrivateFactory) else scalar for kind in kinds]
+        with pytest.raises(ConfigError, match=r"is not private and moves 'net/.*', which the private"):
+            two_tasks(*kinds, losses=losses)
+
+
+def test_another_task_may_have_variables_of_its_own():
+    def other(model, sample):
+        return model.other(sample["x"]).square().mean()
+
+    model = efl.Model()
+    model.net, model.other = Net(), nn.Linear(6, 1)
+    for task, opt, loss in (("a", private(noise=1.0), losses_of), ("b", SGD, other)):
+        model.input_fn(lambda model, mode: batches(), task=task)
+        model.loss_fn(loss, task=task)
+        model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt), task=task)
+    model.compile(session_config={"device": "cpu"}).fit(in_turn(2, 2))
+    assert model.private_state.step == 4
 
 
 def test_merged_batches_are_one_logical_batch():
@@ -211,6 +253,84 @@ def test_merged_batches_are_one_logical_batch():
     assert_alike(merged.net, reference(batch=2 * BATCH))
     assert merged.global_step.value == 12
     assert merged.private_state.step == 6
+
+
+def share_of_a_row(source, merge, steps):
+    """How far one row's loss moves the variables in the step after `steps`, in limits of its sum."""
+    far = X.abs().sum(1).argmax()
+    found = []
+    for factor in (1.0, 0.0):
+
+        def losses(model, sample, factor=factor):
+            own = (sample["x"] == X[far]).all(1)
+            return losses_of(model, sample) * torch.where(own, factor * 100.0, 0.0)
+
+        model = efl.Model()
+        model.net = Net()
+        model.input_fn(lambda model, mode: source())
+        model.loss_fn(losses)
+        model.optimizer_fn(efl.optimizer_fn.optimizer_setter(private(functools.partial(torch.optim.SGD, lr=1.0))))
+        model.compile(session_config={"device": "cpu"}, strategy=Local(gradient_merge=merge))
+        before = torch.cat([one.detach().flatten() for one in model.net.parameters()])
+        model.fit(efl.procedure_fn.train(steps))
+        found.append(torch.cat([one.detach().flatten() for one in model.net.parameters()]) - before)
+    return float((found[0] - found[1]).norm()) / CLIP
+
+
+def test_a_merged_step_that_failed_and_is_made_again_counts_once():
+    model, failures = made(strategy=Local(gradient_merge=2)), [1]
+    move = next(iter(model.private_tasks.values()))
+
+    def fails(do=move._move):
+        if model.global_step.value == 3 and failures.pop():
+            failures.append(0)
+            raise RuntimeError("once")
+        do()
+
+    move._move = fails
+    with pytest.raises(RuntimeError, match="once"):
+        model.fit(efl.procedure_fn.train())
+    before = [one.detach().clone() for one in model.net.parameters()]
+    assert model.global_step.value == 3
+    model.fit(efl.procedure_fn.train(1))
+    net = Net()
+    for one, value in zip(net.parameters(), before, strict=True):
+        one.data.copy_(value)
+    sample = list(batches().batches(0, 0))[3]
+    losses = F.cross_entropy(net(sample["x"]), sample["y"], reduction="none")
+    variables, total = clipped_sum(net, losses, BATCH, torch.mean, CLIP)
+    for variable, one in zip(variables, total, strict=True):
+        variable.grad = one / BATCH
+    SGD(net.parameters()).step()
+    assert_alike(model.net, net)
+
+
+@pytest.mark.parametrize("merge", [1, 2, 6])
+def test_a_row_counts_once_in_a_logical_batch(merge):
+    assert share_of_a_row(batches, merge, 6) * merge * BATCH == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_row_that_would_count_twice_in_a_logical_batch_is_refused():
+    whole = functools.partial(TensorSource, {"x": X, "y": Y}, ROWS, num_epochs=8)
+    strategy = Local(gradient_merge=4)
+    refused(ConfigError, "gradient_merge=4 and 1 batches in a pass", source=whole, strategy=strategy)
+    refused(ConfigError, "gradient_merge=4 and 6 batches in a pass", strategy=strategy)
+    refused(ConfigError, "gradient_merge=4 with a ConstantSource", source=lambda: {"x": X, "y": Y}, strategy=strategy)
+    listed = {"source": lambda: list(batches().batches(0, 0)), "opt": private(samples=ROWS)}
+    refused(ConfigError, "gradient_merge=3 with a SequenceSource", strategy=Local(gradient_merge=3), **listed)
+
+
+def test_a_merge_that_goes_over_the_end_of_a_pass_is_refused_where_it_happens(tmp_path):
+    def make():
+        return made(private(noise=1.0), strategy=Local(gradient_merge=2))
+
+    make().fit(efl.procedure_fn.train(3), project_name="a", checkpoint_dir=tmp_path)
+    again = make()
+    with pytest.raises(DataError, match="ended in the middle of a logical batch"):
+        again.fit(efl.procedure_fn.train(), project_name="b", checkpoint_dir=tmp_path)
+    # two releases of the first run; one of a single batch, and three of the next five, the last of which was not made
+    assert [sum(run.counts.values()) for run in again.privacy._runs()] == [2, 4]
+    assert again.private_state.step == 1 + 1 + 2
 
 
 def test_merged_batches_get_noise_once():
@@ -239,9 +359,23 @@ def test_the_noise_has_the_deviation_that_was_asked_for(clipping):
 
 
 def test_a_limit_for_each_layer_bounds_each_layer():
-    model = fitted(private(clipping="per-layer"))
-    expected = reference(limit=CLIP)
-    assert not torch.allclose(model.net.head.weight, expected.head.weight, atol=1e-4)
+    model, net = fitted(private(clipping="per-layer")), Net()
+    layers = [net.tower[0], net.tower[2], net.head]
+    optimizer, cut = SGD(net.parameters()), 0
+    for epoch in range(2):
+        for sample in batches().batches(epoch, 0):
+            losses = F.cross_entropy(net(sample["x"]), sample["y"], reduction="none")
+            for layer in layers:
+                limit = CLIP / math.sqrt(len(layers))
+                variables, total = clipped_sum(layer, losses, BATCH, torch.mean, limit)
+                _, whole = clipped_sum(layer, losses, BATCH, torch.mean, math.inf)
+                cut += not torch.allclose(total[0], whole[0])
+                for variable, one in zip(variables, total, strict=True):
+                    variable.grad = one / BATCH
+            optimizer.step()
+    assert_alike(model.net, net)
+    assert cut > 12
+    assert not torch.allclose(model.net.head.weight, reference(limit=CLIP).head.weight, atol=1e-4)
 
 
 # ---- what is refused
@@ -313,6 +447,109 @@ def test_batch_norm_is_refused():
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(private()))
     with pytest.raises(ConfigError, match="GroupNorm"):
         model.compile(session_config={"device": "cpu"}).fit(efl.procedure_fn.train())
+
+
+# ---- inputs that are not what they say
+
+
+class Endless:
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __iter__(self):
+        for size in itertools.chain(self.sizes, itertools.repeat(self.sizes[-1])):
+            yield {"x": X[:size], "y": Y[:size]}
+
+
+def released_by(source, steps, noise=1.0):
+    model = made(private(noise=noise, samples=ROWS), source=lambda: source)
+    model.fit(efl.procedure_fn.train(steps))
+    return model.privacy
+
+
+def test_an_input_that_may_give_a_row_in_every_batch_is_counted_so():
+    assert released_by(Endless(ROWS), 20).epsilon(exact=True) == pytest.approx(gaussian_epsilon(20, 1e-5))
+    assert released_by(Endless(BATCH), 20).peer_epsilon() == pytest.approx(gaussian_epsilon(20, 1e-5))
+    assert released_by({"x": X, "y": Y}, 20).epsilon(exact=True) == pytest.approx(gaussian_epsilon(20, 1e-5))
+    assert released_by(batches(), 12).peer_epsilon() == pytest.approx(gaussian_epsilon(2, 1e-5))
+
+
+def test_a_batch_that_is_larger_than_the_first_has_a_larger_share_of_the_rows():
+    assert released_by(Endless(2, ROWS), 21).epsilon(exact=True) == pytest.approx(gaussian_epsilon(21, 1e-5))
+    found = released_by(Endless(2, 4, 2, 8, 4), 5)._counts()
+    assert found == {Event(1.0, share / ROWS): count for share, count in ((2, 1), (4, 2), (8, 2))}
+
+
+def test_rows_that_are_drawn_with_replacement_are_refused():
+    rows = [{"x": one, "y": other} for one, other in zip(X, Y, strict=True)]
+    sampler = WeightedRandomSampler(torch.ones(ROWS), ROWS, replacement=True)
+    refused(ConfigError, "write replacement=False", source=lambda: DataLoader(rows, BATCH, sampler=sampler))
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, 1e25])
+def test_a_row_that_is_not_finite_moves_nothing(bad):
+    x = X.clone()
+    x[90] = bad
+    model = made(private(noise=1.0), source=lambda: TensorSource({"x": x, "y": Y}, BATCH, num_epochs=1))
+    kept = []
+
+    class Keep(SessionRunHook):
+        def before_run(self, run_context):
+            kept.append(model.net.head.weight.detach().clone())
+
+    with pytest.raises(DataError, match="is not finite"):
+        model.fit(efl.procedure_fn.train(), hooks=[Keep()])
+    assert model.global_step.value == 5
+    assert torch.equal(model.net.head.weight, kept[-1])
+    assert model.net.head.weight.isfinite().all()
+
+
+# ---- variables that rest
+
+
+class Does(SessionRunHook):
+    def __init__(self, at, what):
+        self.at, self.what = at, what
+
+    def before_run(self, run_context):
+        if run_context.session.global_step.value == self.at:
+            self.what()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("layers", [["tower.0"], ["tower"], ["head"]])
+def test_what_is_frozen_after_the_build_does_not_move_and_may_move_again(at, layers):
+    model = made(private(noise=1.0))
+    resting = [one for name in layers for one in model.net.get_submodule(name).parameters()]
+    others = [one for one in model.net.parameters() if all(one is not other for other in resting)]
+    seen = {}
+
+    def note(name, trainable):
+        seen[name] = [one.detach().clone() for one in (*resting, *others)]
+        for one in resting:
+            one.requires_grad_(trainable)
+
+    hooks = [Does(at, lambda: note("frozen", False)), Does(at + 3, lambda: note("thawed", True))]
+    model.fit(efl.procedure_fn.train(8), hooks=hooks)
+    note("end", True)
+    count = len(resting)
+    assert all(map(torch.equal, seen["frozen"][:count], seen["thawed"][:count]))
+    assert not any(map(torch.equal, seen["frozen"][count:], seen["thawed"][count:]))
+    assert not any(map(torch.equal, seen["thawed"], seen["end"]))
+
+
+def test_what_was_frozen_at_the_build_and_is_not_any_more_is_refused():
+    model = efl.Model()
+    model.net = Net()
+    model.net.tower.requires_grad_(False)
+    model.input_fn(lambda model, mode: batches())
+    model.loss_fn(losses_of)
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(private(noise=1.0)))
+    model.compile(session_config={"device": "cpu"})
+    model.fit(efl.procedure_fn.train(2))
+    model.net.tower.requires_grad_(True)
+    with pytest.raises(ConfigError, match="'net/tower/0/weight' was frozen when the model was compiled"):
+        model.fit(efl.procedure_fn.train(2))
 
 
 # ---- runs that end and go on

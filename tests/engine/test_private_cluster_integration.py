@@ -62,7 +62,7 @@ def assert_alike(found, model, tolerance=1e-5):
         assert torch.allclose(torch.tensor(values), expected.detach().flatten(), atol=tolerance, rtol=0)
 
 
-WAYS = [pytest.param("auto", 0, id="collective"), pytest.param("sync", 1, id="server")]
+WAYS = [pytest.param("auto", 0, id="collective"), pytest.param("sync", 1, id="server", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("mode", "servers"), WAYS)

@@ -77,6 +77,7 @@ def test_collective_workers_equal_one_process(tmp_path):
     assert first["left"] == ["another worker has left the loop: its data ended", True]
 
 
+@pytest.mark.slow
 def test_parameter_servers_equal_one_process_and_go_on_with_another_number_of_them(tmp_path):
     first, second = trained(tmp_path, flag=0, servers=2, save="saved", uneven=True)
     model = alone("adagrad", 50, sparse=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 from plait.cluster.embedding import SparseEmbedding
 from plait.errors import CheckpointError, ConfigError
+from plait.export import load
 from plait.openks import CPUDistributedAlgorithm, GPUDistributedAlgorithm
 
 
@@ -71,7 +72,28 @@ def test_what_the_json_says(tmp_path):
         {"name": "ids", "dtype": "int64", "shape": [None, 3]},
         {"name": "x", "dtype": "float32", "shape": [None, 4]},
     ]
-    assert body["outputs"] == ["score", "logit"]
+    assert body["outputs"] == [
+        {"name": "score", "dtype": "float32", "shape": [None, 2]},
+        {"name": "logit", "dtype": "float32", "shape": [None, 2]},
+    ]
+
+
+def test_it_can_be_loaded_like_any_export(tmp_path):
+    model = Scores()
+    algorithm = trained(model, lambda module: module(*example(4)))
+    algorithm.save_inference_model(None, tmp_path / "here", ["ids"], ["logit"])
+    ids, _ = example(5)
+    found = load(tmp_path / "here").run({"ids": ids.numpy()})["logit"]
+    torch.testing.assert_close(torch.from_numpy(found), model.eval()(ids)["logit"], rtol=0, atol=0)
+
+
+def test_a_later_one_replaces_it(tmp_path):
+    model = Scores()
+    algorithm = trained(model, lambda module: module(*example(4)))
+    algorithm.save_inference_model(None, tmp_path, ["ids"], ["logit"])
+    algorithm.save_inference_model(None, tmp_path, ["ids", "x"], ["score"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.pt2"]
+    assert [one["name"] for one in load(tmp_path).about["outputs"]] == ["score"]
 
 
 def test_an_input_with_a_default_may_be_left_out(tmp_path):
@@ -135,7 +157,7 @@ def test_what_cannot_be_exported(tmp_path):
             return y if y.sum() > 0 else -y
 
     algorithm = trained(Branch(2, 1), lambda module: module(torch.ones(3, 2)))
-    with pytest.raises(CheckpointError, match="torch.export cannot follow Branch"):
+    with pytest.raises(CheckpointError, match="torch.export cannot follow the module"):
         algorithm.save_inference_model(None, tmp_path, None, None)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.privacy.clipping import Adaptive, flat, per_layer
 
 SQUARES = {"a": torch.tensor([9.0, 0.0, 0.09, 1.0]), "b": torch.tensor([16.0, 0.0, 0.16, 4.0])}
@@ -33,6 +33,13 @@ def test_nothing_to_clip(clip):
     weights, cut = clip({}, 1.0)
     assert len(weights) == 0
     assert cut.shape == (0,)
+
+
+@pytest.mark.parametrize("clip", [flat, per_layer])
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_is_refused(clip, wrong):
+    with pytest.raises(DataError, match="gradient of micro-batch 2 is not finite"):
+        clip({**SQUARES, "b": torch.tensor([1.0, 2.0, wrong, 4.0])}, 1.0)
 
 
 def test_the_limit_finds_the_quantile():

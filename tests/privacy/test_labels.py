@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -98,6 +100,21 @@ def test_marvell_spends_its_budget(budget):
     traces = torch.trace(zero.inverse() @ one) + torch.trace(one.inverse() @ zero)
     found = 0.5 * (traces + apart @ (one.inverse() + zero.inverse()) @ apart) - size
     assert 0.5 * budget < float(found) < 1.1 * budget
+
+
+@pytest.mark.parametrize("hide", [max_norm, functools.partial(marvell, labels=torch.arange(1001) % 20 == 0)])
+def test_one_row_changes_what_becomes_of_all(hide):
+    """Clipping and noise of 1 for each row afterwards would promise 1 in these units, and do not keep it."""
+
+    def power(first):
+        rows = torch.randn(1001, 2, generator=source()) * 1e-3
+        rows[0] = torch.tensor(first)
+        hidden = hide(rows, generator=source(1))
+        clipped = hidden / hidden.norm(dim=1, keepdim=True).clamp(min=1)
+        return float((clipped + torch.randn(clipped.shape, generator=source(2)))[1:].square().sum())
+
+    deviation = (2 * 2 * 1000) ** 0.5
+    assert (power([50.0, 0.0]) - power([0.0, 0.0])) / deviation > 5
 
 
 def test_marvell_with_one_class_is_max_norm():

@@ -33,3 +33,13 @@ def test_calls_are_noted_and_dropped():
     assert len(layer.calls) == len(layer.outputs) == 1
     layer.drop()
     assert layer.calls == layer.outputs == []
+
+
+def test_autocast_is_noted_of_layers_that_are_computed_again():
+    inputs = torch.randn(3, 2)
+    for net, noted in ((nn.PReLU(), ("cpu", torch.bfloat16)), (nn.Linear(2, 2), None)):
+        (layer,) = layers_of(net, set(net.parameters()))
+        with torch.autocast("cpu", torch.bfloat16):
+            layer.note((inputs,), {}, net(inputs))
+        layer.note((inputs,), {}, net(inputs))
+        assert [call.half for call in layer.calls] == [noted, None]

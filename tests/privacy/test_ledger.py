@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import math
 import tempfile
 import timeit
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from plait.errors import CheckpointError, ConfigError
 from plait.privacy import ledger as module
-from plait.privacy.accountant import Event, epsilon, gaussian_epsilon, most_steps
+from plait.privacy.accountant import Event, epsilon, gaussian_epsilon, most_rounds, most_steps, together
 from plait.privacy.ledger import FILE, Ledger
 
 DELTA = 1e-5
@@ -38,6 +40,10 @@ def kept(folder, **settings):
 
 def counts(ledger):
     return ledger._counts()
+
+
+def kind(event):
+    return module._Kind(event, None, "", "")
 
 
 def exact(steps, event=EVENT):
@@ -175,6 +181,136 @@ class TestKnownBatches:
         assert ledger.epsilon(exact=True) == pytest.approx(epsilon([(EVENT, 100), (WHOLE, 1)], DELTA))
 
 
+class TestTurns:
+    """Tasks whose steps come in turn, each with its noise."""
+
+    def turns(self, ledger, steps, first=1):
+        for step in range(first, first + steps):
+            event, task = (EVENT, "a") if step % 2 else (OTHER, "b")
+            ledger.release(event, step=step, uses=1, task=task)
+        return ledger
+
+    def test_each_counts_with_its_own(self):
+        ledger = self.turns(Ledger(DELTA), 100)
+        assert counts(ledger) == {EVENT: 50, OTHER: 50}
+        self.turns(ledger, 60, first=41)
+        assert counts(ledger) == {EVENT: 50, OTHER: 50}
+
+    def test_they_are_written_as_rarely_as_others(self, tmp_path, monkeypatch):
+        written = []
+        monkeypatch.setattr(module, "write_atomic", lambda path, data: written.append(len(data)))
+        self.turns(kept(tmp_path), 20_000)
+        assert len(written) < 300
+        assert max(written) < 1500
+
+    def test_they_cost_microseconds(self):
+        ledger, steps = self.turns(Ledger(DELTA), 2), itertools.count(3)
+        best = min(timeit.repeat(lambda: self.turns(ledger, 1, first=next(steps)), number=2000, repeat=5))
+        assert best / 2000 < 8e-6
+
+    @pytest.mark.parametrize("method", ["rdp", "pld"])
+    def test_a_budget_is_asked_for_rarely_and_nearly_used_up(self, monkeypatch, method):
+        asked = []
+
+        def noted(*args, **more):
+            asked.append(most_rounds(*args, **more))
+            return asked[-1]
+
+        monkeypatch.setattr(module, "most_rounds", noted)
+        ledger, step = Ledger(DELTA, budget=2.0, method=method), 0
+        while not ledger.exhausted:
+            step += 1
+            self.turns(ledger, 1, first=step)
+        assert 1.9 < ledger.epsilon(exact=True) <= 2.0
+        assert step > 1000
+        assert len(asked) < 40
+
+    @pytest.mark.parametrize("first", [1, 2])
+    def test_a_killed_run_that_goes_on_counts_nothing_twice_and_forgets_nothing(self, tmp_path, first):
+        ledger = self.turns(kept(tmp_path), 90)
+        state = json.loads(json.dumps(ledger.state_dict()))
+        self.turns(ledger, 7, first=91)  # and is killed
+        again = kept(tmp_path)
+        again.load_state_dict(state)
+        assert again._run.name == ledger._run.name
+        self.turns(again, 110, first=91)
+        found = counts(again)
+        assert again._run.name == ledger._run.name
+        for event in (EVENT, OTHER):
+            assert 100 <= found[event] <= 100 + module._BLOCK
+
+    def test_another_order_after_a_kill_is_another_run(self):
+        ledger = self.turns(Ledger(DELTA), 40)
+        ledger.release(OTHER, step=31, uses=1, task="b")  # it was task a's
+        assert counts(ledger) == {EVENT: 20, OTHER: 21}
+
+    def test_another_task_is_another_release_though_its_noise_is_the_same(self):
+        ledger = Ledger(DELTA)
+        for step in range(1, 11):
+            ledger.release(EVENT, step=step, uses=1, task="a")
+        ledger.release(EVENT, step=10, uses=1, task="b")
+        assert counts(ledger) == {EVENT: 11}
+
+    def test_many_kinds(self, tmp_path):
+        ledger = Ledger(DELTA)
+        for step in range(1, 301):
+            ledger.release(Event(1.0, step / 1000), step=step, uses=1)
+        ledger.keep(tmp_path)
+        ledger.close()
+        assert counts(kept(tmp_path)) == counts(ledger) == {Event(1.0, step / 1000): 1 for step in range(1, 301)}
+
+
+class TestSameDraws:
+    """Who draws the same rows twice tells more of them than who draws anew."""
+
+    def test_two_runs_of_one_seed(self, tmp_path):
+        released(100, kept(tmp_path), draws="seed").close()
+        again = released(60, kept(tmp_path), draws="seed")
+        assert counts(again) == {Event(together(1.0, 1.0), 0.01): 60, EVENT: 40}
+        assert again.epsilon(exact=True) > exact(160)
+        assert again.epsilon() >= again.epsilon(exact=True)
+
+    def test_other_seeds_draw_by_themselves(self, tmp_path):
+        released(100, kept(tmp_path), draws="seed").close()
+        assert counts(released(60, kept(tmp_path), draws="another")) == {EVENT: 160}
+
+    def test_two_tasks_of_one_seed_in_one_run(self):
+        ledger = Ledger(DELTA)
+        for step in range(1, 41):
+            ledger.release(EVENT if step % 2 else OTHER, step=step, uses=1, task=str(step % 2), draws="seed")
+        assert counts(ledger) == {Event(together(1.0, 2.0), 0.01): 20}
+
+    def test_a_step_that_is_made_again_with_other_noise_has_the_same_rows(self):
+        ledger = released(40, draws="seed")
+        released(10, ledger, OTHER, first=31, draws="seed")
+        assert counts(ledger) == {Event(together(1.0, 2.0), 0.01): 10, EVENT: 30}
+
+    def test_dear_steps_meet_dear_steps(self):
+        ledger = released(30, draws="seed")
+        released(10, ledger, OTHER, first=31, draws="seed")
+        ledger.load_state_dict({**ledger.state_dict(), "run": "another"})
+        released(35, ledger, OTHER, first=41, draws="seed")
+        both = Event(together(1.0, 2.0), 0.01)
+        assert counts(ledger) == {both: 30, Event(together(2.0, 2.0), 0.01): 5, OTHER: 5}
+
+    def test_a_budget_counts_them(self, tmp_path):
+        released(500, kept(tmp_path), draws="seed").close()
+        ledger, step = kept(tmp_path, budget=2.0), 0
+        while not ledger.exhausted and step < 5000:
+            step += 1
+            ledger.release(EVENT, step=step, uses=1, draws="seed")
+        assert 1.9 < ledger.epsilon(exact=True) <= 2.0
+
+
+def test_a_branch_is_told():
+    told = []
+    ledger = released(40, Ledger(DELTA, branched=lambda: told.append("now")))
+    released(40, ledger)
+    assert not told
+    released(10, ledger, OTHER, first=31)
+    assert told == ["now"]
+
+
 class TestBudget:
     @pytest.mark.parametrize(("method", "budget"), [("pld", 0.5), ("rdp", 1.5)])
     def test_it_stops_before_the_budget_is_passed(self, method, budget):
@@ -192,22 +328,26 @@ class TestBudget:
     def test_how_far_it_goes_is_asked_once_for_each_kind(self, monkeypatch):
         asked = []
 
-        def noted(event, *args, **more):
-            asked.append(event)
-            return most_steps(event, *args, **more)
+        def noted(name, function):
+            def call(*args, **more):
+                asked.append(name)
+                return function(*args, **more)
 
-        monkeypatch.setattr(module, "most_steps", noted)
+            monkeypatch.setattr(module, name, call)
+
+        noted("most_steps", most_steps)
+        noted("most_rounds", most_rounds)
         ledger = Ledger(DELTA, budget=1.0)
         for step in range(1, 101):
             ledger.release(EVENT if step <= 60 else OTHER, step=step, uses=1)
             assert not ledger.exhausted
-        assert asked == [EVENT, OTHER]
+        assert asked == ["most_steps", "most_rounds"]
 
     def test_a_budget_that_goes_far_is_looked_at_again_when_it_is_near(self):
         event = Event(8.0, 0.001)
         ledger = Ledger(DELTA, budget=0.2, method="rdp")
         ledger.release(event, step=1, uses=1)
-        limit = ledger._limit_of(ledger._run.stretches[-1], 1)
+        limit = ledger._limit_of(kind(event), 1)
         assert not limit.final
         assert ledger.affords(event, step=int(limit.step) + 1, uses=1)
         assert not ledger.affords(event, step=most_steps(event, DELTA, 0.2, method="rdp") + 100_000, uses=1)
@@ -225,7 +365,7 @@ class TestBudget:
         released(500, kept(tmp_path)).close()
         alone, after = Ledger(DELTA, budget=2.0), kept(tmp_path, budget=2.0)
         assert after.affords(EVENT, step=1, uses=1)
-        limits = [ledger._limit_of(ledger._stretch_of(EVENT, None), 1).step for ledger in (alone, after)]
+        limits = [ledger._limit_of(kind(EVENT), 1).step for ledger in (alone, after)]
         assert limits[0] - limits[1] == pytest.approx(500, abs=5)
         assert kept(tmp_path, budget=0.1).exhausted
         assert not kept(tmp_path, budget=5.0).exhausted
@@ -281,7 +421,19 @@ class TestState:
             Ledger(1e-6).load_state_dict(released(3).state_dict())
 
 
+def broken(**changes):
+    run = {"name": "a", "uses": 1, "kinds": [[1, 0.1, None, "", "", 2]], "first": 1, "order": ORDER, **changes}
+    return json.dumps({"version": 1, "delta": 1e-05, "runs": [run]})
+
+
+ORDER = base64.b64encode(zlib.compress(bytes(2))).decode()
+
+
 class TestFile:
+    def test_the_file_that_others_are_broken_versions_of_is_read(self, tmp_path):
+        (tmp_path / FILE).write_text(broken())
+        assert counts(kept(tmp_path)) == {Event(1.0, 0.1): 2}
+
     def test_a_release_is_on_disk_before_it_happens(self, tmp_path):
         ledger = kept(tmp_path)
         for step in range(1, 200):
@@ -380,9 +532,15 @@ class TestFile:
             "[]",
             "{}",
             '{"version": 1, "delta": 1e-05}',
-            '{"version": 1, "delta": 1e-05, "runs": [{"name": "a", "uses": 1, "stretches": [[1, 0.1, 1, 5]]}]}',
-            '{"version": 1, "delta": 1e-05, "runs": [{"name": "a", "uses": 1, "stretches": [[1, 0.1, null, 5, 1]]}]}',
-            '{"version": 1, "delta": 1e-05, "runs": [{"name": "a", "uses": 1, "stretches": [[-1, 0.1, null, 1, 5]]}]}',
+            '{"version": 1, "delta": 1e-05, "runs": [{"name": "a", "uses": 1, "first": 1, "order": ""}]}',
+            broken(kinds=[[1, 0.1, None, 5]]),
+            broken(kinds=[[-1, 0.1, None, "", "", 2]]),
+            broken(kinds=[[1, 1.1, None, "", "", 2]]),
+            broken(kinds=[[1, 0.1, None, "", "", 0]]),
+            broken(first=0),
+            broken(order="AAAA"),
+            broken(order="not of base64"),
+            broken(order=base64.b64encode(zlib.compress(bytes([0, 1]))).decode()),
         ],
     )
     def test_a_broken_one_is_refused_and_left_alone(self, tmp_path, text):

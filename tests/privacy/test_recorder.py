@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from plait import efl
+from plait.data import PoissonSource
 from plait.errors import ConfigError, DataError
 from plait.privacy.recorder import LayerReport, Recorder
 
@@ -190,6 +192,56 @@ def test_half_precision_has_norms_in_float32():
     expected = torch.autograd.grad(squared(net, inputs).sum() - net(inputs)[:, 0].sum(), list(net.parameters()))
     for ours, theirs in zip(sums, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.1)
+
+
+def test_variables_in_half_precision_are_refused():
+    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3).bfloat16())
+    with pytest.raises(ConfigError, match=r"'1.weight' is of bfloat16.*float32"):
+        Recorder(net, [list(net.parameters())])
+    Recorder(net, [list(net[0].parameters())])
+
+
+class Mixed(nn.Module):
+    """A convolution, norms, a recurrence and attention with a mask, which has no rule."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.groups = nn.Conv1d(1, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.recurrence, self.attention = (
+            nn.LSTM(16, 16, batch_first=True),
+            nn.MultiheadAttention(16, 2, batch_first=True),
+        )
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+        self.register_buffer("mask", torch.ones(6, 6).triu(1).bool())
+
+    def forward(self, inputs):
+        hidden = torch.relu(self.groups(self.convolution(inputs[:, None]))).transpose(1, 2)
+        hidden, _ = self.recurrence(hidden)
+        hidden, _ = self.attention(hidden, hidden, hidden, attn_mask=self.mask, need_weights=False)
+        return self.head(self.norm(hidden[:, -1]))
+
+
+def trained(net, precision, steps=6):
+    """A private model after some steps, without noise; batches have about as many rows as its mask."""
+    model = efl.Model()
+    model.net = net
+    labels = torch.arange(96) % 3
+    inputs = torch.randn(96, 6, generator=torch.Generator().manual_seed(1)) + labels[:, None]
+    model.input_fn(lambda model, mode: PoissonSource({"x": inputs, "y": labels}, 6, seed=7, num_epochs=1))
+    model.loss_fn(lambda model, sample: functional.cross_entropy(model.net(sample["x"]), sample["y"], reduction="none"))
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(efl.privacy.DPSGD(0.5, 1.0, 0.0)))
+    model.compile(session_config={"device": "cpu", "precision": precision})
+    model.fit(efl.procedure_fn.train(steps))
+    return torch.cat([variable.detach().flatten() for variable in net.parameters()])
+
+
+@pytest.mark.parametrize("make", [lambda: mlp().float(), Mixed], ids=["mlp", "mixed"])
+def test_a_model_trains_in_half_precision(make):
+    before = torch.cat([variable.detach().flatten() for variable in make().parameters()])
+    full, half = trained(make(), "fp32") - before, trained(make(), "bf16") - before
+    assert float(full.norm()) > 0.1
+    assert float((half - full).norm() / full.norm()) < 0.05
 
 
 def test_checkpointed_layers():

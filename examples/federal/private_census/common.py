@@ -28,7 +28,7 @@ def arguments(description):
     parser.add_argument("--noise", type=float, default=1.0, help="noise multiplier; 0 trains without privacy")
     parser.add_argument("--clip", type=float, default=2.0, help="the most that one person's gradient may count")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches; to be kept from outsiders")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches; to publish, a secret of your own")
     parser.add_argument("--rows", type=int, help="use only so many, to try it out")
     return parser.parse_args()
 

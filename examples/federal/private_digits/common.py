@@ -23,7 +23,7 @@ def arguments(description):
     parser.add_argument("--noise", type=float, default=2.0, help="noise multiplier; 0 trains without privacy")
     parser.add_argument("--clip", type=float, default=0.5, help="the most that one picture's gradient may count")
     parser.add_argument("--rate", type=float, default=1.2, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches; to be kept from outsiders")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches; to publish, a secret of your own")
     parser.add_argument("--unnoise", action="store_true", help="gradients go back to the follower without noise")
     return parser.parse_args()
 

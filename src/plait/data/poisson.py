@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from plait.data.sources import TensorSource
 from plait.errors import ConfigError, DataError
-from plait.rng import derive_seed
 
 __all__ = ["PoissonSource"]
 
@@ -24,14 +26,16 @@ class PoissonSource:
 
     Batches differ in size, and may be empty; a row may come twice in a pass, or not at all. The draws are a pure
     function of (seed, epoch). Who knows the seed knows which rows are in which batch: against them, an epsilon that
-    counts on the sampling does not hold.
+    counts on the sampling does not hold. So it is drawn from the operating system, and kept in checkpoints, unless it
+    is given.
 
     Args:
         tensors: as for `TensorSource`.
         batch_size: how many rows a batch has on average, those of all workers together.
         steps_per_epoch: batches in a pass; without it, as many whole batches as the rows would make.
         num_epochs: passes there are; None: as many as are asked for.
-        seed: another seed gives other batches.
+        seed: a secret, the same for all workers and parties of a run, and another for each run: of
+            `secrets.randbits(128)`, not 0 or 1. Without it, one is drawn: for one worker and one party alone.
 
     """
 
@@ -44,14 +48,17 @@ class PoissonSource:
         *,
         steps_per_epoch: int | None = None,
         num_epochs: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         checked = TensorSource(tensors, batch_size, num_epochs=num_epochs)
         if batch_size > checked.rows:
             raise ConfigError(f"batch_size={batch_size} of {checked.rows} rows: a batch has {checked.rows} at most")
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"steps_per_epoch is {steps_per_epoch}; it has to be 1 or more")
-        self.names, self.tensors, self.num_epochs, self.seed = checked.names, checked.tensors, num_epochs, seed
+        self.names, self.tensors, self.num_epochs = checked.names, checked.tensors, num_epochs
+        self.own_seed = seed is None
+        """Whether the seed was drawn here, and nobody else can have the same."""
+        self.seed = int.from_bytes(os.urandom(16), "big") if seed is None else seed
         self.all_rows = self.rows = checked.rows
         self.rate = batch_size / checked.rows
         self.batch_size: int | None = batch_size
@@ -113,6 +120,21 @@ class PoissonSource:
             uses.add(self._draw(epoch), step + 1)
         return uses.most
 
+    @property
+    def kept_seed(self) -> str | None:
+        """The seed that was drawn here, for a checkpoint."""
+        return str(self.seed) if self.own_seed else None
+
+    @kept_seed.setter
+    def kept_seed(self, seed: str | None) -> None:
+        if self.own_seed and seed is not None and int(seed) != self.seed:
+            self.seed, self._drawn, self._uses = int(seed), None, _Uses(self.all_rows)
+
+    def draws(self) -> str:
+        """A name for these draws, which tells next to nothing of a seed that cannot be guessed."""
+        facts = f"{self.seed} {self.all_rows} {self.rate} {self.steps}"
+        return hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()
+
     def fingerprint(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "kind": "poisson",
@@ -120,14 +142,14 @@ class PoissonSource:
             "rows": self.all_rows,
             "rate": self.rate,
             "steps": self.steps,
-            "seed": self.seed,
+            "seed": None if self.own_seed else self.seed,
         }
         return facts if self._count == 1 else {**facts, "index": self._index, "count": self._count}
 
     def _draw(self, epoch: int) -> _Draws:
         if self._drawn is None or self._drawn[0] != epoch:
-            seed = derive_seed(self.seed, "poisson", "epoch", epoch)
-            self._drawn = epoch, _draw(self.all_rows, self.steps, self.rate, seed)
+            key = hashlib.blake2b(f"poisson {self.seed} {epoch}".encode(), digest_size=16).digest()
+            self._drawn = epoch, _draw(self.all_rows, self.steps, self.rate, key)
         return self._drawn[1]
 
     def _chunk(self) -> int:
@@ -148,16 +170,17 @@ class _Draws(NamedTuple):
         return _Draws(self.rows[own], before[self.ends])
 
 
-def _draw(rows: int, steps: int, rate: float, seed: int) -> _Draws:
+def _draw(rows: int, steps: int, rate: float, key: bytes) -> _Draws:
     """A pass. Row after row and batch after batch is a chain of coins; the distances of heads are drawn, not the coins.
 
-    So what is drawn is as much as the batches have rows, and not `rows` for each of them.
+    So what is drawn is as much as the batches have rows, and not `rows` for each of them. The generator is one that
+    takes a key of 128 bits; torch's takes 32.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
     coins, reached, found = rows * steps, -1, []
     while reached < coins - 1:
         left = (coins - 1 - reached) * rate
-        uniform = torch.rand(int(left + 4 * math.sqrt(left)) + 16, dtype=torch.float64, generator=generator)
+        uniform = torch.from_numpy(generator.random(int(left + 4 * math.sqrt(left)) + 16))
         tails = torch.log1p(-uniform).div_(math.log1p(-rate) if rate < 1 else -math.inf).floor_()
         heads = tails.long().add_(1).cumsum(0).add_(reached)
         reached = int(heads[-1])

@@ -13,7 +13,8 @@ from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
-from plait.engine.private import are_private, private_task
+from plait.engine.private import are_private, check_others, private_task
+from plait.engine.sampling import check_seed
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
@@ -56,6 +57,7 @@ def build(model: Model) -> None:
     for task in model.loss_fns:
         reached = {names[variable] for variable in built[task].reached if variable in names}
         _assign_optimizers(model, task, reached, built[task].shapes)
+    check_others(model, {task: built[task].reached for task in model.loss_fns})
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)
@@ -116,6 +118,7 @@ def _open_input(model: Model, scope: TaskScope, *, needed: bool) -> Op | None:
         return None
     sample = data if isinstance(data, Sample) else Sample(data)
     device = model.config.resolved_device()
+    check_seed(sample.source, model.strategy, scope)
     source = model.strategy.part(sample.source, training=scope.mode is MODE.TRAIN)
     stream = Stream(source, name=str(scope), columns=sample.columns, device=None if device.type == "cpu" else device)
     read = model.strategy.reader(stream, scope)

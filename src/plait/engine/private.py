@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from plait.engine.budget import show_epsilon
-from plait.engine.sampling import Sampling, check_rows, sampling_of, uses_of
+from plait.engine.releases import Living, PrivateState, described
+from plait.engine.sampling import Sampling, check_rows, draws_of, sampling_of, uses_of
 from plait.engine.task import MODE, TaskScope
-from plait.engine.update import Flags, optimizers_step
-from plait.errors import ConfigError, FunctionError
+from plait.engine.update import Flags, moved_by, optimizers_step
+from plait.errors import ConfigError, DataError, FunctionError
 from plait.privacy import clipping
 from plait.privacy.accountant import Event, together
 from plait.privacy.clipping import Adaptive
-from plait.privacy.ledger import Ledger
 from plait.privacy.optimizers import Private, private_of
 from plait.privacy.recorder import Gradients, Recorder
 from plait.rng import rng_state, set_rng_state
@@ -27,7 +27,7 @@ from plait.rng import rng_state, set_rng_state
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
-__all__ = ["PrivateState", "PrivateTask", "are_private", "private_task"]
+__all__ = ["PrivateState", "PrivateTask", "are_private", "check_others", "private_task"]
 
 Optimizers = Sequence[torch.optim.Optimizer]
 log = logging.getLogger("plait")
@@ -42,97 +42,6 @@ def are_private(optimizers: Optimizers, task: str | None) -> bool:
             "tell what the others hide; wrap it with efl.privacy.make_private, too"
         )
     return not plain
-
-
-class PrivateState:
-    """What the private tasks of a model have in common: the count of releases, the ledger, and the noise."""
-
-    def __init__(self, first: Private) -> None:
-        self.ledger = Ledger(
-            first.delta, budget=first.epsilon_budget, method=first.accountant, repeatable=not first.secure_noise
-        )
-        self.step = 0
-        """Releases so far."""
-        self.tasks: dict[str | None, PrivateTask] = {}
-        self.uses: dict[str | None, int] = {}
-        self.living: dict[torch.optim.Optimizer, _Living] = {}
-
-    def check_same(self, private: Private) -> None:
-        """One promise is made for the whole model."""
-        ledger = self.ledger
-        for name, known in (
-            ("delta", ledger.delta),
-            ("epsilon_budget", ledger.budget),
-            ("accountant", ledger.method),
-            ("secure_noise", not ledger.repeatable),
-        ):
-            if getattr(private, name) != known:
-                raise ConfigError(
-                    f"private optimizers with {name}={known} and {name}={getattr(private, name)}: what they release "
-                    "adds up, and is one promise; write the same for all"
-                )
-
-    @property
-    def spent(self) -> bool:
-        """Whether a task could make no other step within the budget."""
-        return self.ledger.budget is not None and not all(task.affords() for task in self.tasks.values())
-
-    def of(self, optimizer: torch.optim.Optimizer, private: Private) -> _Living:
-        if optimizer not in self.living:
-            self.living[optimizer] = _Living(private, len(self.living))
-        return self.living[optimizer]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "ledger": self.ledger.state_dict(),
-            "optimizers": [living.state_dict() for living in self.living.values()],
-            "tasks": {task or "": one.state_dict() for task, one in self.tasks.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any], *, positions: bool) -> None:
-        """Go on from there; without `positions`, in a run of its own: step numbers come again, with other data."""
-        self.step = int(state["step"])
-        ledger = state["ledger"] if positions else {**state["ledger"], "run": uuid.uuid4().hex}
-        self.ledger.load_state_dict(ledger)
-        for living, saved in zip(self.living.values(), state["optimizers"], strict=True):
-            living.load_state_dict(saved)
-            if not positions:
-                living.noise.change_key(f"after step {self.step}")
-        for task, one in self.tasks.items():
-            one.load_state_dict(state["tasks"].get(task or "", {}) if positions else {})
-
-
-class _Living:
-    """The noise and the limit of one private optimizer."""
-
-    def __init__(self, private: Private, number: int) -> None:
-        self.private, self.number = private, number
-        self.noise = private.make_noise()
-        self.adaptive: Adaptive | None = None
-
-    def expect(self, microbatches: float) -> None:
-        """How many micro-batches a step has, which a limit that follows them needs to know."""
-        if self.private.clipping == "adaptive" and self.adaptive is None:
-            self.adaptive = Adaptive(self.private.l2_norm_clip, self.private.noise_multiplier, microbatches)
-
-    @property
-    def limit(self) -> float:
-        return self.private.l2_norm_clip if self.adaptive is None else self.adaptive.limit
-
-    @property
-    def multiplier(self) -> float:
-        """Of the gradients' noise; what is released with them beside may have its own."""
-        return self.private.noise_multiplier if self.adaptive is None else self.adaptive.noise_multiplier
-
-    def state_dict(self) -> dict[str, Any]:
-        adaptive = None if self.adaptive is None else self.adaptive.state_dict()
-        return {"noise": self.noise.state_dict(), "adaptive": adaptive}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.noise.load_state_dict(state["noise"])
-        if self.adaptive is not None and state["adaptive"] is not None:
-            self.adaptive.load_state_dict(state["adaptive"])
 
 
 def private_task(
@@ -167,6 +76,22 @@ def private_task(
     return made
 
 
+def check_others(model: Model, reached: Mapping[str | None, set[Tensor]]) -> None:
+    """What a private task moves, no other may move that is not: it would tell of rows what the first one hides."""
+    names = {variable: name for name, variable in model.trainable_variables().items()}
+    for private in model.private_tasks.values():
+        for task in model.loss_fns:
+            if task in model.private_tasks:
+                continue
+            shared = reached[task] & set(private.variables) & set(moved_by(list(model.assignments[task])))
+            if shared:
+                raise ConfigError(
+                    f"task {task!r} is not private and moves {names.get(shared.pop(), 'a variable')!r}, which the "
+                    f"private {private.scope} moves, too: no epsilon holds for it; make both private, or let them "
+                    "have variables of their own"
+                )
+
+
 def _settings(optimizer: torch.optim.Optimizer) -> Private:
     found = private_of(optimizer)
     assert found is not None  # noqa: S101 - `are_private` was asked before
@@ -178,6 +103,12 @@ def _check_model(model: Model, task: str | None, settings: Sequence[Private]) ->
         raise ConfigError(
             f"gradient clip={model.gradient.clip} with a private optimizer, which clips each micro-batch's gradient: "
             "leave it out"
+        )
+    merge, training = model.strategy.gradient_merge, [*dict.fromkeys([*model.loss_fns, *model.train_ops])]
+    if merge > 1 and len(training) > 1:
+        raise ConfigError(
+            f"gradient_merge={merge} with a private optimizer and the tasks {', '.join(map(repr, training))}: batches "
+            "of several tasks would be merged; leave it out, and give larger batches"
         )
     if model.loss_counts[task] > 1:
         raise ConfigError(f"task {task!r} has {model.loss_counts[task]} losses and is private: return their sum")
@@ -215,7 +146,7 @@ class _Part:
     __slots__ = ("clip", "living", "number", "optimizer", "share", "variables", "votes")
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, living: _Living, reached: set[Tensor], workers: int, number: int
+        self, optimizer: torch.optim.Optimizer, living: Living, reached: set[Tensor], workers: int, number: int
     ) -> None:
         private = living.private
         self.optimizer, self.living, self.number = optimizer, living, number
@@ -259,9 +190,11 @@ class _Part:
             self.living.adaptive.update(votes, 0.0)
 
     def gradients(self) -> list[Tensor]:
-        """Zeros for what this batch did not reach: that it did not is not to be seen."""
+        """Zeros for what this batch did not reach: that it did not is not to be seen. What is frozen has none."""
         for variable in self.variables:
-            if variable.grad is None:
+            if not variable.requires_grad:
+                variable.grad = None
+            elif variable.grad is None:
                 variable.grad = torch.zeros_like(variable)
         return [variable.grad for variable in self.variables if variable.grad is not None]
 
@@ -305,10 +238,17 @@ class PrivateTask:
         grouped = self._wanted is not None and self._wanted < (sampling.rows or self._wanted + 1)
         self._event = Event(noise / 2 if grouped else noise, sampling.rate)
         self._grouped = grouped
-        self._uses = uses_of(model.streams[scope])
+        self._largest = sampling.rows if sampling.expected is None else None
+        """The rows of a batch that the event's rate is for."""
+        self._facts = self._settled(optimizers)
+        self._stream = model.streams[scope]
+        self._uses = uses_of(self._stream)
+        self._draws: str | None = None
         self._reduce = _reduced(model.opt_config["REDUCE"], scope)
         self._count = 0.0
         """Micro-batches since the variables moved last."""
+        self._pass: int | None = None
+        """Of the data, that the logical batch is from which is under way."""
         counted = sampling.expected or (self._wanted or sampling.rows or 1) * self._merge
         for part in self.parts:
             part.living.expect(counted * share)
@@ -317,17 +257,46 @@ class PrivateTask:
         self._flags = Flags(model.config.resolved_device(), more=1 + len(self.parts))
         self.recorder = Recorder(model, [part.variables for part in self.parts])
         self._checked = False
+        self._frozen = [variable for variable in model.parameters() if not variable.requires_grad]
+        """At the build; they are noted nowhere."""
+        self._trained = [True] * len(self.variables)
+
+    def _settled(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+        """What decides, beside the data and what the checkpoint holds, what a step releases; as far as it is known."""
+        how, config = self._model.opt_config["REDUCE"], self._model.config
+        facts: dict[str, Any] = {
+            "noise": self._event.noise,
+            "rate": self._event.rate,
+            "merged batches": self._merge,
+            "REDUCE": described(how) if callable(how) else how,
+            "loss_fn": described(self._model.loss_fns[self.scope.task]),
+            "BACKEND_MODE": self._model.opt_config["BACKEND_MODE"],
+            "loss_scale": self._scale,
+            "precision": config.precision,
+            "workers": self._strategy.worker_num,
+        }
+        for number, (optimizer, part) in enumerate(zip(optimizers, self.parts, strict=True)):
+            settings = dataclasses.asdict(part.living.private)
+            for name in ("l2_norm_clip", "noise_multiplier", "num_microbatches", "clipping", "seed"):
+                facts[f"{name} of optimizer {number}"] = settings[name]
+            facts[f"kind of optimizer {number}"] = type(optimizer).__name__
+            facts[f"variables of optimizer {number}"] = len(part.variables)
+        return facts
+
+    def facts(self) -> dict[str, Any]:
+        return self._facts
 
     # ---- a step
 
     def forward(self, call: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
         """The loss_fn, recorded; it does not run for a batch without rows."""
-        recording, drawn = self.recorder.recording, self.sampling.expected is not None
+        drawn = self.sampling.expected is not None
 
         def losses(sample: Any) -> Tensor:
+            self._look_at_frozen()
             if drawn and sample.batch_size == 0:
                 return torch.zeros(0)
-            with recording():
+            with self.recorder.recording():
                 return call(sample)
 
         return losses
@@ -335,12 +304,22 @@ class PrivateTask:
     def update(self, losses: Tensor) -> None:
         """What a training step does with its losses."""
         rows = self._rows(losses)
-        if self._step.value % self._merge == 0:
+        if self._pass is None or self._step.value % self._merge == 0:
             self._begin(rows)
-        if rows:
-            self._add(losses, rows)
-        if (self._step.value + 1) % self._merge == 0:
-            self._finish()
+        elif self._pass != self._stream.epoch:
+            raise DataError(
+                f"gradient_merge={self._merge}: the pass over the data for {self.scope} ended in the middle of a "
+                "logical batch, and rows of the next one may be in it already, and would count twice; train for a "
+                f"multiple of {self._merge} steps before the input begins anew"
+            )
+        try:
+            if rows:
+                self._add(losses, rows)
+            if (self._step.value + 1) % self._merge == 0:
+                self._finish()
+        except BaseException:  # should this batch come again, it may be in the sum already
+            self._pass = None
+            raise
         if rows:
             self._shown.value = losses.detach().mean() if self._has_loss else losses
         self._step.value += 1
@@ -361,21 +340,47 @@ class PrivateTask:
 
     def _begin(self, rows: int) -> None:
         """A logical batch begins. The ledger hears of it before anything of it is used, or goes to another party."""
-        state = self.state
-        self._count = 0.0  # also of a step that failed
+        state, task = self.state, self.scope.task
+        self._count, self._pass = 0.0, self._stream.epoch  # also of a step that failed
         for part in self.parts:
             part.votes = 0.0
-        state.uses[self.scope.task] = self._uses()
+        if self._merge > 1:
+            self._drop_gradients()
+        state.uses[task] = state.uses.get(task, 0) + self._alone if self._uses is None else self._uses()
+        if self._largest is not None and rows > self._largest:  # the source said otherwise
+            self._event = self._event._replace(rate=min(1.0, self._event.rate * rows / self._largest))
+            self._largest = rows
         if self._wanted is not None and rows > self._wanted and not self._grouped:  # the source said otherwise
             self._event, self._grouped = self._event._replace(noise=self._event.noise / 2), True
-        uses, returned = sum(state.uses.values()), self._strategy.returned_noise(self.scope)
-        state.ledger.release(self._event, step=state.step + self._alone, uses=uses, returned=returned)
+        state.ledger.release(
+            self._event,
+            step=state.step + self._alone,
+            uses=sum(state.uses.values()),
+            returned=self._strategy.returned_noise(self.scope),
+            task=task or "",
+            draws=self._drawn(),
+        )
+
+    def _drop_gradients(self) -> None:
+        for variable in self.variables:
+            variable.grad = None
 
     def affords(self) -> bool:
         """Whether the budget allows another step, should it use a row once more."""
-        state, returned = self.state, self._strategy.returned_noise(self.scope)
-        uses = sum(state.uses.values()) + 1
-        return state.ledger.affords(self._event, step=state.step + self._alone, uses=uses, returned=returned)
+        state = self.state
+        return state.ledger.affords(
+            self._event,
+            step=state.step + self._alone,
+            uses=sum(state.uses.values()) + 1,
+            returned=self._strategy.returned_noise(self.scope),
+            task=self.scope.task or "",
+            draws=self._drawn(),
+        )
+
+    def _drawn(self) -> str:
+        if self._draws is None:
+            self._draws = draws_of(self._model.inputs[self.scope].source)
+        return self._draws
 
     def _add(self, losses: Tensor, rows: int) -> None:
         """Clip each micro-batch's gradient, and add them up in the variables' gradients."""
@@ -392,11 +397,12 @@ class PrivateTask:
         found: Gradients = self.recorder.gradients(total, rows, count, self._strategy.received())
         self._count += count
         divisor = self._divisor() if self._folds() else 1.0
-        sums = found.sums(
-            [part.weights(squares, unit, divisor) for part, squares in zip(self.parts, found.squares, strict=True)]
-        )
-        for part, values in zip(self.parts, sums, strict=True):
-            for variable, value in zip(part.variables, values, strict=True):
+        weights = [
+            part.weights(squares, unit, divisor) for part, squares in zip(self.parts, found.squares, strict=True)
+        ]
+        sums = found.sums(weights)
+        for variables, values in zip(self.recorder.sets, sums, strict=True):
+            for variable, value in zip(variables, values, strict=True):
                 if value is not None:
                     variable.grad = value if variable.grad is None else variable.grad.add_(value)
 
@@ -405,9 +411,29 @@ class PrivateTask:
         if self._of_mean or rows == 1:
             return
         before = rng_state()
-        self.recorder.check(losses, count)
+        self._checked = self.recorder.check(losses, count) is not False
         set_rng_state(before)
-        self._checked = True
+
+    def _look_at_frozen(self) -> None:
+        """Variables may be frozen, and rest, and thawed again; one that was frozen at the build has no place here."""
+        trained = [variable.requires_grad for variable in self.variables]
+        if trained != self._trained:
+            if self._of_mean:
+                raise ConfigError(
+                    f"a variable of {self.scope}, which is private and has another party, was frozen or thawed after "
+                    "compile(): do it before"
+                )
+            self._trained, self._checked = trained, False
+            self.recorder.close()
+            kept = [[one for one in part.variables if one.requires_grad] for part in self.parts]
+            self.recorder = Recorder(self._model, kept)
+        for variable in self._frozen:
+            if variable.requires_grad:
+                names = {value: name for name, value in self._model.variables().items()}
+                raise ConfigError(
+                    f"variable {names.get(variable, '?')!r} was frozen when the model was compiled and is not any "
+                    f"more, and {self.scope} is private: have it trainable at compile(), and freeze it afterwards"
+                )
 
     def _folds(self) -> bool:
         """Whether the number to divide by is known before gradients are summed."""
@@ -438,7 +464,7 @@ class PrivateTask:
         for part, found in zip(self.parts, votes, strict=True):
             part.adapt(found)
         self._move()
-        self.state.step = number
+        self.state.step, self._pass = number, None
 
     def _reduce_together(self) -> tuple[Any, list[float]]:
         """The mean of all workers' sums; returns the mean of their counts, and their votes."""
@@ -469,13 +495,23 @@ class PrivateTask:
     def state_dict(self) -> dict[str, Any]:
         return {
             "count": self._count,
+            "pass": self._pass,
+            "rate": self._event.rate,
+            "largest": self._largest,
             "uses": self.state.uses.get(self.scope.task, 0),
             "votes": [float(part.votes) for part in self.parts],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._count = float(state.get("count", 0.0))
+    def load_state_dict(self, state: Mapping[str, Any], *, whole: bool) -> None:
+        """Unless `whole`, what is under way is dropped: it was clipped for other noise, or its data begin anew."""
+        self._draws = None
         self.state.uses[self.scope.task] = int(state.get("uses", 0))
+        if not whole:
+            self._count, self._pass = 0.0, None
+            self._drop_gradients()
+            return
+        self._count, self._pass, self._largest = float(state["count"]), state["pass"], state["largest"]
+        self._event = self._event._replace(rate=state["rate"])
         for part, votes in zip(self.parts, state.get("votes", []), strict=False):
             part.votes = votes
 

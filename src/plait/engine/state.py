@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.engine.sampling import kept_seed, take_seed
 from plait.engine.task import TaskScope
 from plait.errors import CheckpointError, MismatchError
 from plait.rng import rng_state, set_rng_state
@@ -26,7 +27,7 @@ def _key(scope: TaskScope) -> str:
     return f"{scope.mode}:{scope.task if scope.task is not None else ''}"
 
 
-OWN = ("metrics", "streams", "hooks", "fit_hooks", "random", "merged", "privacy")
+OWN = ("metrics", "streams", "seeds", "hooks", "fit_hooks", "random", "merged", "privacy")
 """The parts that each worker has of its own, even when all take their steps together."""
 
 
@@ -77,6 +78,7 @@ def _capture(model: Model) -> dict[str, Any]:
             for scope, states in model.metric_states.items()
         },
         "streams": {_key(scope): stream.state_dict() for scope, stream in model.streams.items()},
+        "seeds": {_key(scope): kept_seed(stream.source) for scope, stream in model.streams.items()},
         "hooks": {_key(scope): [hook.state_dict() for hook in hooks] for scope, hooks in model.hooks.items()},
         "fit_hooks": [hook.state_dict() for hook in model.fit_hooks],
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
@@ -171,6 +173,7 @@ def _restore_positions(model: Model, tree: Mapping[str, Any]) -> None:
                 metric.load_state_dict(saved[name])
     for scope, stream in model.streams.items():
         if _key(scope) in tree["streams"]:
+            take_seed(stream, tree.get("seeds", {}).get(_key(scope)))
             stream.load_state_dict(tree["streams"][_key(scope)])
     for scope, hooks in model.hooks.items():
         for hook, state in zip(hooks, tree["hooks"].get(_key(scope), []), strict=False):

@@ -117,6 +117,8 @@ class Exchange:
         """By scope, where gradients that go back are noised."""
         self.watched: set[str] = set()
         """Scopes of which the next step is to be looked at, row by row."""
+        self.views: dict[str, dict[str, Tensor]] = {}
+        """Of watched scopes where gradients are noised: what was received last, before its gradient has gone."""
         self._precision = precision
         self._channel: Channel | None = None
         self._step: _Step | None = None
@@ -259,7 +261,22 @@ class Exchange:
                 self.gives.setdefault(step.key, set()).add(name)
             else:
                 found.register_hook(_Once(self._give_back, step, name))  # type: ignore[no-untyped-call] # same
+                if step.key in self.hides:
+                    return self._noised_later(step, name, found)
         return found
+
+    def _noised_later(self, step: _Step, name: str, found: Tensor) -> Tensor:
+        """What the loss is computed from, where each row's gradient goes back with noise of its own."""
+        if name in step.protects:
+            raise FunctionError(
+                f"recv({name!r}, protect=...), and optimizers are private with BACKEND_MODE='noise': protect makes a "
+                "row's gradient of all rows, and noise for one row does not hide them; leave protect out, or write "
+                "BACKEND_MODE='unnoise', which promises nothing against the other party"
+            )
+        if step.key not in self.watched:
+            return found
+        seen = self.views.setdefault(step.key, {})[name] = found.view_as(found)
+        return seen
 
     def _built_form(
         self, step: _Step, name: str, dtype: torch.dtype, gradient: bool, shape: Sequence[int | None] | None
@@ -286,18 +303,20 @@ class Exchange:
         self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision, words=self.riding())
 
     def _protected(self, step: _Step, name: str, slot: int, gradient: Tensor) -> Tensor:
-        """The gradient as it may go back. Noise comes last: nothing that knows the rows may touch it after."""
-        protect, hide = step.protects.pop(name, None), self.hides.get(step.key)
-        if protect is not None:
-            made = protect(gradient)
-            if not isinstance(made, Tensor) or made.shape != gradient.shape or made.dtype != gradient.dtype:
-                found = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
-                raise FunctionError(
-                    f"recv({name!r}, protect=...): the function made {found} of a gradient that is {gradient.dtype} "
-                    f"{list(gradient.shape)}: return one of the same shape and dtype"
-                )
-            gradient = made.detach()
-        return gradient if hide is None else hide(gradient, step.rows, slot)
+        """The gradient as it may go back: protected or noised, if either, and never both."""
+        hide, protect = self.hides.get(step.key), step.protects.pop(name, None)
+        if hide is not None:
+            return hide(gradient, step.rows, slot)
+        if protect is None:
+            return gradient
+        made = protect(gradient)
+        if not isinstance(made, Tensor) or made.shape != gradient.shape or made.dtype != gradient.dtype:
+            found = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise FunctionError(
+                f"recv({name!r}, protect=...): the function made {found} of a gradient that is {gradient.dtype} "
+                f"{list(gradient.shape)}: return one of the same shape and dtype"
+            )
+        return made.detach()
 
     def _slot(self, step: _Step, sender: str, name: str) -> int:
         try:

@@ -107,7 +107,8 @@ class FederalModel(Model):
         """The tensor that the other party sends under this name; with `require_grad`, it gets its gradient back.
 
         `shape` is checked against what is sent; None where a size is open, and the first always is. `protect` is a
-        function of the gradient that goes back, such as `efl.privacy.max_norm`: what it returns goes in its place.
+        function of the gradient that goes back, such as `efl.privacy.max_norm`: what it returns goes in its place. It
+        is refused where private optimizers noise that gradient, row by row: `BACKEND_MODE='noise'`.
         """
         found = self._exchange.recv(name, dtype, require_grad, shape, mode, task, self._store.device, protect)
         if require_grad and self._exchange.building:

@@ -14,7 +14,17 @@ from plait.errors import ConfigError
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-__all__ = ["METHODS", "Event", "epsilon", "gaussian_epsilon", "most_steps", "noise_for", "rough_epsilon", "together"]
+__all__ = [
+    "METHODS",
+    "Event",
+    "epsilon",
+    "gaussian_epsilon",
+    "most_rounds",
+    "most_steps",
+    "noise_for",
+    "rough_epsilon",
+    "together",
+]
 
 METHODS = ("pld", "rdp")
 """Privacy loss distributions, which are tight; Renyi divergences, which most published figures are from."""
@@ -124,6 +134,18 @@ def most_steps(
         return 0
     # What a rough cost allows, an exact one does.
     return _last_below(excess, _last_below(lambda steps: excess(steps, _COARSE), 0, enough), enough)
+
+
+def most_rounds(
+    rounds: Callable[[int], Sequence[tuple[Event, int]]], delta: float, epsilon: float, method: str, *, enough: int
+) -> int:
+    """The most rounds, up to `enough`, whose events cost at most `epsilon`, by a rough account: a few more may do."""
+    _checked_epsilon(epsilon)
+
+    def excess(count: int) -> float:
+        return _epsilon(_counted(rounds(count)), delta, method, _COARSE) ** 2 - epsilon**2
+
+    return 0 if excess(0) > 0 else _last_below(excess, 0, enough)
 
 
 def _last_below(excess: Callable[[int], float], low: int, end: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, sqrt
+from math import exp, isfinite, sqrt
 
 import torch
 from torch import Tensor
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 
 __all__ = ["Adaptive", "flat", "per_layer"]
 
@@ -64,18 +64,31 @@ def flat(squares: Mapping[str, Tensor], limit: float | Tensor) -> tuple[Tensor, 
 
 def per_layer(squares: Mapping[str, Tensor], limit: float | Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Weights [m] of each layer, bounded by `limit / sqrt(layers)`: all together are bounded by `limit`."""
-    share = limit / sqrt(max(len(squares), 1))
-    norms = {name: values.sqrt() for name, values in squares.items()}
-    cut = [values > share for values in norms.values()]
-    weights = {name: _weights(values, share) for name, values in norms.items()}
-    return weights, torch.stack(cut).any(0) if cut else torch.zeros(0, dtype=torch.bool)
+    if not squares:
+        return {}, torch.zeros(0, dtype=torch.bool)
+    share = limit / sqrt(len(squares))
+    norms = torch.stack(list(squares.values())).sqrt_()
+    _check_finite(norms)
+    return dict(zip(squares, _weights(norms, share), strict=True)), (norms > share).any(0)
 
 
 def _norms(squares: Mapping[str, Tensor]) -> Tensor:
     parts = list(squares.values())
     if not parts:
         return torch.zeros(0)
-    return torch.stack(parts).sum(0).sqrt_()
+    norms = torch.stack(parts).sum(0).sqrt_()
+    _check_finite(norms)
+    return norms
+
+
+def _check_finite(norms: Tensor) -> None:
+    """A gradient without a norm cannot be clipped, and would show in the sum; to wait for a GPU would cost too much."""
+    if norms.device.type == "cpu" and not isfinite(float(norms.sum())):
+        wrong = int(norms.view(-1, norms.shape[-1]).isfinite().all(0).logical_not_().nonzero()[0])
+        raise DataError(
+            f"the gradient of micro-batch {wrong} is not finite, so it cannot be clipped: look for bad input, such as "
+            "infinities and numbers above 1e15, or lower the learning rate"
+        )
 
 
 def _weights(norms: Tensor, limit: float | Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Gradients that tell less of labels: what the party that has them does to rows before they go back, and the attacks.
 
 With two classes, a row's gradient is long where the model errs, and points where its label does: its norm or its
-direction gives the label away. Both defences add Gaussian noise that is centred, so that the mean gradient stays.
+direction gives the label away. Both defences add Gaussian noise that is centred, so that the mean gradient stays. Its
+deviation comes from the whole batch, so that one row changes all: this is no differential privacy.
 """
 
 from __future__ import annotations

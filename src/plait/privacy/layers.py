@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from plait.privacy.rules.anything import tensors_of
-from plait.privacy.rules.call import Call
+from plait.privacy.rules.anything import half_of, tensors_of
+from plait.privacy.rules.call import Call, Split
 from plait.privacy.rules.registry import ANYTHING, WHOLE, Rule, rule_of
 
 __all__ = ["Layer", "layers_of"]
@@ -26,6 +26,16 @@ class Layer:
         """Copies of what the calls gave, for the check to compare; None: not wanted."""
         self.rows_dims: list[int] = []
         """Which dimension of each output holds the rows, once the check has found it."""
+        self.proven: dict[int, int] = {}
+        """The same of outputs that gradients came back to: it was not only likely."""
+        self.splits: dict[Any, Split] = {}
+        """Which dimension of each input holds the rows, where the layer is computed again."""
+        self.reached: set[tuple[int, int]] = set()
+        """Outputs that a loss depends on, each with the number of its call."""
+        self.seen: set[tuple[int, int]] = set()
+        """Those of them that gradients came back to, other than zeros."""
+        self.looked = False
+        """Whether the check has seen all of them."""
         self.path = "-"
 
     def dims(self, outputs: int) -> list[int]:
@@ -39,6 +49,8 @@ class Layer:
             output = tree_map_only(Tensor, _apart, output)
             outputs = tensors_of(output)
         call = Call(args, kwargs, outputs)
+        if self.rule is ANYTHING:
+            call.splits, call.half = self.splits, half_of(outputs)
         self.calls.append(call)
         if self.outputs is not None:
             self.outputs.append([outputs[number].detach().clone() for number in call.picked])

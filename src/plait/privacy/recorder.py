@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from plait.errors import ConfigError, DataError
-from plait.privacy.checking import check_gradients, check_kinds, check_recomputed, rows_dims_of
+from plait.privacy.checking import check_buffers, check_kinds, check_recomputed, check_variables, look_at_rows
 from plait.privacy.layers import Layer, layers_of
 from plait.privacy.rules.call import Call
 from plait.privacy.rules.terms import Term, joined
@@ -75,7 +75,10 @@ class Recorder:
         for layer in self._layers:
             for variable in layer.variables.values():
                 self._owners.setdefault(variable, layer.name)
+        _check_dtypes(root, self._owners)
         self._on = False
+        self._before: dict[str, Tensor] | None = {}
+        """Copies of buffers from before the loss was computed; None once the check has compared them."""
         self._recording = _Recording(self)
         self._hooks = [_hook(self, layer) for layer in self._layers]
 
@@ -130,26 +133,36 @@ class Recorder:
             for variables in self.sets
         ]
 
-    def check(self, losses: Tensor, microbatches: int | None = None) -> None:
+    def check(self, losses: Tensor, microbatches: int | None = None) -> bool:
         """Refuse what the norms would be wrong for: samples that mix, variables used outside their modules.
 
-        `losses` [rows] come from calls that were noted. The graph and what was noted stay.
+        `losses` [rows] come from calls that were noted. The graph and what was noted stay. It gives whether that was
+        all: False if a layer was not called, or had no gradients but zeros, and is to be looked at in a later step.
         """
         rows = len(losses)
         if rows < 2:
             raise DataError(f"whether samples mix cannot be seen in a batch of {rows}: start with two rows or more")
-        check_kinds(self._root)
+        if not losses.isfinite().all():
+            raise DataError("a loss of the first steps is not finite: look for bad input, or start with smaller values")
         layers = [layer for layer in self._layers if layer.calls]
-        edges = [edge for layer in layers for call in layer.calls for edge in call.edges]
-        probes = [(row, iter(_gradients(losses[row], edges, (), keep=True))) for row in sorted({0, rows // 2})]
+        first = self._before is not None
+        if first:
+            check_kinds(self._root)
+            check_buffers(self._root, self._before or {})
+        if (first or not all(layer.looked for layer in layers)) and (look_at_rows(layers, losses) or first):
+            self._check_variables(layers, losses, microbatches or rows)
+        self._before = None
+        return all(layer.looked for layer in self._layers)
+
+    def _check_variables(self, layers: Sequence[Layer], losses: Tensor, microbatches: int) -> None:
+        check_recomputed(layers, len(losses), microbatches)
+        weights = torch.rand(len(losses), generator=torch.Generator().manual_seed(0)) + 0.5
+        weighted = losses * weights.to(losses)  # for a model at its best, all together cancel
+        found = self.gradients(weighted.sum(), len(losses), microbatches, keep=True)
+        sums = found.sums([losses.new_ones(microbatches)] * len(self.sets))
+        check_variables(self._root, layers, self.sets, weighted, sums)
         for layer in layers:
-            layer.rows_dims = rows_dims_of(layer, probes, rows)
-        check_recomputed(layers, rows, microbatches or rows)
-        sums = self.gradients(losses.sum(), rows, microbatches or rows, keep=True)
-        ones = losses.new_ones(microbatches or rows)
-        check_gradients(self._root, self.sets, sums.sums([ones] * len(self.sets)), losses)
-        for layer in self._layers:
-            layer.outputs = None
+            layer.outputs = None if layer.looked else layer.outputs
 
     def report(self) -> list[LayerReport]:
         """Each layer and the way that its norms were found by last."""
@@ -178,8 +191,11 @@ class _Recording(AbstractContextManager[None]):
         self._recorder = recorder
 
     def __enter__(self) -> None:
-        self._recorder._drop()  # noqa: SLF001 - its own
-        self._recorder._on = True  # noqa: SLF001 - same
+        recorder = self._recorder
+        recorder._drop()  # noqa: SLF001 - its own
+        recorder._on = True  # noqa: SLF001 - same
+        if recorder._before is not None:  # noqa: SLF001 - same
+            recorder._before = {name: one.clone() for name, one in recorder._root.named_buffers()}  # noqa: SLF001 - same
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -194,6 +210,17 @@ def _hook(recorder: Recorder, layer: Layer) -> RemovableHandle:
         return None
 
     return layer.module.register_forward_hook(note, with_kwargs=True, prepend=True)
+
+
+def _check_dtypes(root: nn.Module, owners: Mapping[Tensor, str]) -> None:
+    for name, variable in root.named_parameters():
+        if variable in owners and variable.dtype not in {torch.float32, torch.float64}:
+            kind = str(variable.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"variable {name!r} is of {kind}, and its optimizer is private: sums "
+                "would be rounded by more than the noise hides. Make it float32; precision='bf16' computes in half "
+                "precision all the same"
+            )
 
 
 def _gradients(total: Tensor, edges: Sequence[Any], also: Sequence[Tensor], *, keep: bool) -> list[Tensor | None]:

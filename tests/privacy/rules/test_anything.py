@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from plait.privacy.rules.anything import possible_splits
+from plait.privacy.rules.call import Call
+
 from .reference import KINDS, First, compare
 
 
@@ -84,3 +87,13 @@ def test_a_transformer():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     taken = compare(nn.Sequential(layer), torch.randn(16, 5, 8), torch.float64, 16)
     assert set(taken) == {"0.self_attn", "0.linear1", "0.linear2", "0.norm1", "0.norm2"}
+
+
+def test_what_has_as_many_rows_as_the_batch_may_have_them_or_not():
+    inputs, table = torch.randn(4, 6, requires_grad=True), torch.randn(4, 4)
+    call = Call((inputs, table), {"power": 2}, [inputs * 2])
+    call.take([inputs], [0], 4, 4)
+    key, possible = possible_splits(call)
+    assert possible == [[0, 0, None], [0, None, None]]
+    call.splits = {key: [0, None, None]}
+    assert possible_splits(call) == (key, [[0, None, None]])

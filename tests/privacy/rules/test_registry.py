@@ -27,6 +27,12 @@ def test_a_subclass_goes_by_it_only_if_it_computes_the_same():
     assert rule_of(Other(2, 2), ["weight"]) is ANYTHING
 
 
+def test_a_layer_that_was_given_another_forward_goes_by_none():
+    layer = nn.Linear(2, 2)
+    layer.forward = lambda inputs: inputs @ layer.weight
+    assert rule_of(layer, ["weight"]) is ANYTHING
+
+
 def test_variables_that_a_rule_does_not_know_go_by_none():
     class Scaled(nn.Linear):
         def __init__(self):

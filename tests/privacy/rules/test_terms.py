@@ -26,6 +26,33 @@ def test_outer_products(positions, sizes):
     torch.testing.assert_close(term.weighted(weights), before)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, 1e6])
+def test_norms_without_gradients_are_never_too_small(offset):
+    random = torch.Generator().manual_seed(1)
+    inputs = torch.randn(16, 8, 64, generator=random) + offset
+    outputs = torch.randn(16, 8, 64, generator=random)
+    outputs -= outputs.mean(1, keepdim=True)  # what is large in the inputs is not in the gradient
+    term = Outer(inputs, outputs)
+    assert term.path == "ghost"
+    true = torch.bmm(outputs.double().transpose(1, 2), inputs.double()).square().sum((1, 2))
+    ratio = term.squares() / true
+    assert float(ratio.min()) >= 1 - 1e-6
+    if offset <= 1e2:
+        assert float(ratio.max()) <= 1 + 3e-2
+
+
+def test_norms_are_larger_where_products_are_rougher():
+    term = outer(4)
+    term = Outer(term.inputs.float(), term.outputs.float())
+    exact = term.squares()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert bool((term.squares() > exact).all())
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_one_position_needs_no_dimension():
     long = outer(1)
     short, weights = Outer(long.inputs.squeeze(1), long.outputs.squeeze(1)), torch.rand(5, dtype=torch.float64)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from plait.privacy.rules.call import Call
+from plait.privacy.rules.call import Call, Split
 from plait.privacy.rules.terms import VMAP, Dense, Term, wide
 
-__all__ = ["anything", "recomputed", "tensors_of"]
+__all__ = ["anything", "half_of", "possible_splits", "recomputed", "tensors_of"]
 
 
 def anything(layer: nn.Module, call: Call, names: Collection[str]) -> dict[str, Term]:
@@ -27,7 +28,7 @@ def recomputed(layer: nn.Module, call: Call, names: Collection[str]) -> tuple[li
     """The outputs and the gradients of the variables, each [m, ...]."""
     leaves, form = tree_flatten((call.args, call.kwargs))
     leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    dims = [_rows_dim(leaf, call) for leaf in leaves]
+    dims = call.splits.get(_key(leaves, form)) or [_rows_dim(leaf, call) for leaf in leaves]
     split = [leaf if dim is None else _split(leaf, dim, call) for leaf, dim in zip(leaves, dims, strict=True)]
     parts = [_split(part, dim, call) for part, dim in zip(_whole(call), call.rows_dims, strict=True)]
     variables = {name: layer.get_parameter(name).detach() for name in names}
@@ -41,13 +42,40 @@ def recomputed(layer: nn.Module, call: Call, names: Collection[str]) -> tuple[li
         outputs, pull = vjp(forward, variables)[:2]
         return outputs, pull([part.to(output.dtype) for part, output in zip(gradients, outputs, strict=True)])[0]
 
-    with sdpa_kernel(SDPBackend.MATH):  # the others know nothing of vmap, and would go micro-batch by micro-batch
+    # Other kernels than MATH know nothing of vmap, and would go micro-batch by micro-batch.
+    with sdpa_kernel(SDPBackend.MATH), _in_half(call):
         return vmap(back, in_dims=(dims, list(call.rows_dims)))(split, parts)
 
 
 def tensors_of(output: Any) -> list[Tensor]:
     """The tensors of an output that gradients can come back through."""
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def half_of(outputs: Sequence[Tensor]) -> tuple[str, torch.dtype] | None:
+    """The device and the dtype of autocast, if it is on."""
+    device = outputs[0].device.type if outputs else "cpu"
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+
+
+def _in_half(call: Call) -> AbstractContextManager[Any]:
+    return torch.autocast(*call.half, cache_enabled=False) if call.half is not None else nullcontext()
+
+
+def possible_splits(call: Call) -> tuple[Any, list[Split]]:
+    """What the split of such inputs is known by, and which it may be: a table can have as many rows as the batch."""
+    leaves, form = tree_flatten((call.args, call.kwargs))
+    key = _key(leaves, form)
+    if key in call.splits:
+        return key, [call.splits[key]]
+    likely = [_rows_dim(leaf, call) for leaf in leaves]
+    _, *others = [place for place, dim in enumerate(likely) if dim is not None] or [0]
+    less = [[*likely[:place], None, *likely[place + 1 :]] for place in others]
+    return key, [likely, *less]
+
+
+def _key(leaves: Sequence[Any], form: TreeSpec) -> Any:
+    return form, tuple(leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves)
 
 
 def _rows_dim(leaf: Any, call: Call) -> int | None:

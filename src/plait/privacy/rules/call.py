@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from plait.privacy.rules.terms import wide
 
-__all__ = ["Call"]
+__all__ = ["Call", "Split"]
+
+Split = list[int | None]
+"""Which dimension of each input holds the rows; None: it has none."""
 
 
 class Call:
@@ -24,12 +27,14 @@ class Call:
         "args",
         "edges",
         "gradients",
+        "half",
         "kwargs",
         "microbatches",
         "picked",
         "rows",
         "rows_dims",
         "shapes",
+        "splits",
         "versions",
     )
 
@@ -44,6 +49,10 @@ class Call:
         self.gradients: Sequence[Tensor | None] = ()
         self.rows_dims: Sequence[int] = ()
         self.rows = self.microbatches = 0
+        self.splits: Mapping[Any, Split] = {}
+        """What is known of inputs of each form, where the layer is computed again."""
+        self.half: tuple[str, torch.dtype] | None = None
+        """The device and the dtype of autocast, where the layer is computed again and was first computed in it."""
 
     @property
     def input(self) -> Tensor:

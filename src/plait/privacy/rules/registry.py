@@ -68,6 +68,7 @@ def rule_of(layer: nn.Module, names: Collection[str]) -> Rule:
     for kind in type(layer).__mro__:
         rule = RULES.get(kind)
         if rule is not None:
-            same = type(layer).forward is getattr(kind, "forward", None) and all(rule.names(name) for name in names)
+            own = "forward" in vars(layer) or type(layer).forward is not getattr(kind, "forward", None)
+            same = not own and all(rule.names(name) for name in names)
             return rule if same else ANYTHING
     return ANYTHING

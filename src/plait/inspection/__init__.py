@@ -1,0 +1,1 @@
+"""What is inside checkpoints, exports and files of tensors or records: names, shapes, sizes, statistics."""

@@ -1,0 +1,1 @@
+"""Exported models over HTTP, by the Open Inference Protocol."""

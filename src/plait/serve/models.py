@@ -1,0 +1,139 @@
+"""The models of a directory: the newest version of each answers, and a newer one takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from plait.errors import DataError, PlaitError
+from plait.export.loaded import Loaded, load, versions
+from plait.serve.batching import Batch, Batcher
+from plait.serve.metrics import Metrics
+from plait.serve.protocol import Spec, specs_of
+from plait.serve.settings import Settings
+
+__all__ = ["Models", "Served", "find_models", "warm_up"]
+
+log = logging.getLogger("plait")
+
+
+@dataclass(frozen=True)
+class Served:
+    """One version of a model, ready. A request keeps the one that it began with."""
+
+    name: str
+    version: str
+    loaded: Loaded
+    inputs: dict[str, Spec]
+    outputs: dict[str, Spec]
+    batcher: Batcher
+
+
+def find_models(directory: str | os.PathLike[str]) -> dict[str, Path]:
+    """Name and directory of each model: the directory itself, if there are versions in it, or those in it that have."""
+    root = Path(directory).resolve()
+    if versions(root):
+        return {root.name: root}
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return {folder.name: folder for folder in folders if versions(folder)}
+
+
+def warm_up(served: Served) -> None:
+    """One row of zeros: what cannot run at all is found before it answers anybody, and first-time work is done."""
+    zeros = {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in served.inputs.values()}
+    missing = served.outputs.keys() - served.loaded.run(zeros).keys()
+    if missing:
+        raise DataError(f"{served.name} {served.version} does not give {sorted(missing)}: export it again")
+
+
+class Models:
+    """What is served now. Only the event loop changes it; loading happens in a thread."""
+
+    def __init__(self, directory: str | os.PathLike[str], settings: Settings, metrics: Metrics) -> None:
+        self._directory, self._settings, self._metrics = directory, settings, metrics
+        self._executor: Executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="plait-serve")
+        self._served: dict[str, Served] = {}
+        self._refused: dict[str, str] = {}
+        """The newest version of a model that could not be loaded: said once, not at every look."""
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def get(self, name: str) -> Served | None:
+        return self._served.get(name)
+
+    async def start(self) -> None:
+        """Load the newest version of each model; one that cannot be loaded is an error now."""
+        found = await asyncio.to_thread(find_models, self._directory)
+        if not found:
+            raise DataError(
+                f"{self._directory} has no exported model: name the directory in which the versions are, such as the "
+                "one given to `plait export`, or one with several of these"
+            )
+        for name, folder in found.items():
+            await self._load(name, folder, (await asyncio.to_thread(versions, folder))[-1])
+
+    async def watch(self) -> None:
+        """Look for new versions, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.poll)
+            try:
+                await self.look()
+            except (PlaitError, OSError) as error:  # a disk that is away for a while does not end the server
+                log.warning("%s could not be read: %s", self._directory, error)
+
+    async def look(self) -> None:
+        """Load what is new. What cannot be loaded is said once, and the version before goes on."""
+        for name, folder in (await asyncio.to_thread(find_models, self._directory)).items():
+            newest = next(reversed(await asyncio.to_thread(versions, folder)), None)
+            now = self._served.get(name)
+            if newest is None or newest == self._refused.get(name) or (now is not None and now.version == newest):
+                continue
+            try:
+                await self._load(name, folder, newest)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a new version, the old one goes on
+                self._refused[name] = newest
+                goes_on = f"version {now.version} goes on" if now else "it is not served"
+                log.warning("%s: version %s cannot be served, %s: %s", name, newest, goes_on, error)
+
+    async def _load(self, name: str, folder: Path, version: str) -> None:
+        served = await asyncio.to_thread(self._opened, name, folder, version)
+        before = self._served.get(name)
+        self._served[name] = served  # those that the old one has begun keep it alive until they are done
+        self._refused.pop(name, None)
+        if before is None:
+            log.info("%s: version %s is served", name, version)
+        else:
+            self._metrics.swap(name)
+            log.info("%s: version %s is served, after version %s", name, version, before.version)
+
+    def _opened(self, name: str, folder: Path, version: str) -> Served:
+        settings = self._settings
+        loaded = load(folder / version, format=settings.format, threads=settings.threads)
+        inputs, outputs = specs_of(loaded.about["inputs"]), specs_of(loaded.about["outputs"])
+        tensors = [*inputs.values(), *outputs.values()]
+        batcher = Batcher(
+            loaded.run,
+            self._executor,
+            rows=settings.batch,
+            delay=settings.batch_delay,
+            threads=settings.workers,
+            together=all(spec.shape and spec.shape[0] is None for spec in tensors),
+            seen=self._counter(name),
+        )
+        served = Served(name, version, loaded, inputs, outputs, batcher)
+        warm_up(served)
+        return served
+
+    def _counter(self, name: str) -> Callable[[Batch], None]:
+        return lambda batch: self._metrics.batch(name, batch.rows, batch.waited, batch.seconds)
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
