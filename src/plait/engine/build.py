@@ -20,6 +20,7 @@ from plait.engine.update import clear_when_moved, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
 from plait.rng import rng_state, set_rng_state
+from plait.variables.graph import leaves
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
@@ -161,7 +162,8 @@ def _build_loss(model: Model, task: str | None) -> _Built:
     shown = model.loss_metrics[task] = Latest(torch.device("cpu"))
     model.metric_states.setdefault(scope, {}).setdefault("loss", shown)  # the user may have one of that name
     model.losses[task] = Op(call, [read], name=f"loss of {scope}", scope=scope, now=model._now)  # noqa: SLF001
-    return _Built({variable for one in losses for variable in _reached(one)}, [list(one.shape) for one in losses])
+    reached = leaves(losses) | {one for one in losses if one.grad_fn is None}
+    return _Built(reached, [list(one.shape) for one in losses])
 
 
 def _with_rows(first: Sample, stream: Stream) -> Sample:
@@ -180,24 +182,6 @@ def _check_loss(loss: Any, scope: TaskScope) -> None:
             f"the loss that the loss_fn for {scope} returned depends on no trainable variable: compute it from the "
             "model's modules or from plait.layer, without detach()"
         )
-
-
-def _reached(loss: torch.Tensor) -> set[torch.Tensor]:
-    """The leaves that a backward pass from `loss` would give a gradient."""
-    found: set[torch.Tensor] = set()
-    seen: set[Any] = set()
-    todo: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
-    if loss.grad_fn is None:
-        found.add(loss)
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-        todo.extend(following for following, _ in node.next_functions)
-    return found
 
 
 def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes: Sequence[Sequence[int]]) -> None:

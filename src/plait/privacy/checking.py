@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from plait.errors import ConfigError
 from plait.privacy.layers import Layer
 from plait.privacy.rules.anything import possible_splits, recomputed
+from plait.variables.graph import leaves
 
 __all__ = ["check_buffers", "check_kinds", "check_recomputed", "check_variables", "look_at_rows"]
 
@@ -243,24 +243,8 @@ def _outside(layers: Sequence[Layer], variables: Sequence[Tensor], losses: Tenso
         calls = [call for layer in some for call in layer.calls]
         given = [one for call in calls for one in tree_leaves((call.args, call.kwargs)) if isinstance(one, Tensor)]
         outputs = {edge.node for call in calls for edge in call.edges}
-        wrong |= {variable for variable in _leaves([losses, *given], outputs) if owners.get(variable) == some}
+        wrong |= {variable for variable in leaves([losses, *given], outputs) if owners.get(variable) == some}
     return wrong
-
-
-def _leaves(tensors: Sequence[Tensor], stop: AbstractSet[Any]) -> set[Tensor]:
-    """What the tensors are made of, as far as those places in the graph."""
-    found: set[Tensor] = set()
-    done: set[Any] = set(stop)
-    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
-    while todo:
-        node = todo.pop()
-        if node is None or node in done:
-            continue
-        done.add(node)
-        if hasattr(node, "variable"):
-            found.add(node.variable)
-        todo.extend(following for following, _ in node.next_functions)
-    return found
 
 
 def _different(
