@@ -257,7 +257,7 @@ def test_a_fit_synchronises_nothing_between_log_lines(monkeypatch):
     model = small_model(rows=40)
     model.add_hooks([guard := _Guard(monkeypatch, 19)])
     # The guard stands before the logger, so the first step's line is written under it: log nothing there.
-    monkeypatch.setattr("plait.engine.report.LoggerHook._show", lambda self, step: None)
+    monkeypatch.setattr("plait.engine.report.LoggerHook._look", lambda self, step: None)
     model.fit(efl.procedure_fn.train(), log_step=1000)
     assert guard.guarded == 19
 

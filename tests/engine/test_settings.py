@@ -242,3 +242,9 @@ def test_a_count_is_a_whole_number_above_zero(value):
 
 def test_a_number_of_seconds_may_be_broken():
     check_count("save_secs", 0.5, whole=False)
+
+
+@pytest.mark.parametrize(("name", "value"), [("compile", 1), ("capture", "yes"), ("channels_last", 3)])
+def test_switches_are_true_or_false(name, value):
+    with pytest.raises(ConfigError, match=f"{name}="):
+        SessionConfig(**{name: value})

@@ -290,3 +290,59 @@ def test_old_gradients_are_dropped(count):
         variable.grad = torch.ones(1)
     clear_step([SGD([variable]) for variable in variables])()
     assert all(variable.grad is None for variable in variables)
+
+
+# A loss scale that follows overflows
+
+
+def half(precision="fp16", gradient=None, strategy=None, losses=one_loss, optimizers=None):
+    model = efl.Model()
+    model.first, model.second = nets()
+    model.input_fn(lambda model, mode: [(x,) for x in BATCHES])
+    model.loss_fn(lambda model, sample: losses(model.first, model.second, sample[0]))
+
+    def assign(model, task):
+        return {
+            factory(params := [p for name in names for p in getattr(model, name).parameters()]): (params, None)
+            for factory, names in optimizers or [(SGD, ("first", "second"))]
+        }
+
+    model.optimizer_fn(assign)
+    config = {"device": "cpu", "precision": precision}
+    return model.compile(session_config=config, gradient=gradient, strategy=strategy)
+
+
+@pytest.mark.parametrize("gradient", [None, GradientConfig(clip=0.1)])
+@pytest.mark.parametrize("losses", [one_loss, two_losses])
+def test_half_precision_is_near_to_full(gradient, losses):
+    optimizers = None if losses is one_loss else [(SGD, ("first",)), (SGD, ("second",))]
+    found = [half(precision, gradient, losses=losses, optimizers=optimizers) for precision in ("fp16", "fp32")]
+    found[0].scaler.load_state_dict({**found[0].scaler.state_dict(), "scale": 256.0})  # these small nets overflow soon
+    for model in found:
+        model.fit(efl.procedure_fn.train())
+    assert found[1].scaler is None
+    for scaled, plain in zip(*(model.parameters() for model in found), strict=True):
+        torch.testing.assert_close(scaled, plain, rtol=0.02, atol=5e-3)
+
+
+def test_a_step_that_overflows_moves_nothing_and_lowers_the_scale():
+    model = half()
+    model.scaler.load_state_dict({**model.scaler.state_dict(), "scale": 1e30})
+    before = [value.clone() for value in model.parameters()]
+    model.fit(efl.procedure_fn.train(max_step=1))
+    assert all(torch.equal(value, old) for value, old in zip(model.parameters(), before, strict=True))
+    assert model.scaler.get_scale() == pytest.approx(5e29)
+    assert model.global_step.value == 1
+
+
+def test_the_scale_is_in_the_checkpoint(tmp_path):
+    model = half()
+    model.scaler.load_state_dict({**model.scaler.state_dict(), "scale": 4096.0})
+    model.fit(efl.procedure_fn.train(max_step=2), checkpoint_dir=tmp_path)
+    other = half()
+    other.fit(efl.procedure_fn.train(max_step=2), checkpoint_dir=tmp_path)
+    assert other.scaler.get_scale() == 4096.0
+
+
+def test_a_scale_that_is_given_stays():
+    assert half(gradient=GradientConfig(loss_scale=128.0)).scaler is None

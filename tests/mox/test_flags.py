@@ -20,14 +20,18 @@ def argv(monkeypatch):
 
 
 DEFAULTS = {
+    "capture_steps": False,
     "checkpoint_exclude_patterns": "",
     "checkpoint_include_patterns": "",
+    "compile_modules": False,
+    "device": "auto",
     "gradient_clip": None,
     "gradient_clip_type": "norm",
     "job_name": "worker",
     "log_first_clone": True,
     "loss_scale": 1.0,
     "num_gpus": 1,
+    "precision": "fp32",
     "ps_hosts": "",
     "sync_replicas": True,
     "task_index": 0,

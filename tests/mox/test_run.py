@@ -25,7 +25,7 @@ SPEC = importlib.util.spec_from_file_location("mox_runs", Path(__file__).with_na
 runs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(runs)
 
-TRAIN, EVAL, PREDICT, EXPORT = mox.ModeKeys.TRAIN, mox.ModeKeys.EVAL, mox.ModeKeys.PREDICT, mox.ModeKeys.EXPORT
+TRAIN, EVAL, PREDICT = mox.ModeKeys.TRAIN, mox.ModeKeys.EVAL, mox.ModeKeys.PREDICT
 BATCHES, SAMPLES, SGD, X, Y = runs.BATCHES, runs.SAMPLES, runs.SGD, runs.X, runs.Y
 by_hand, fresh, lines, model_fn, run, same, weights = (
     runs.by_hand,
@@ -445,59 +445,6 @@ class TestOutput:
         assert [len(outputs) for outputs in got] == [8]
         for one, other in zip(got[0], expected[0], strict=True):
             np.testing.assert_array_equal(one["out"], other["out"])
-
-
-class TestExport:
-    def exporting(self, calls, version=1):
-        def made(inputs, mode):
-            calls.append((mode, torch.is_grad_enabled(), current_model() is not None))
-            spec = model_fn(inputs, mode)
-            inputs_dict, outputs_dict = {"x": inputs[0]}, {"out": spec.output_info["out"]}
-            export = mox.ExportSpec(inputs_dict, outputs_dict, version) if mode == EXPORT else None
-            return mox.ModelSpec(loss=spec.loss, log_info=spec.log_info, export_spec=export)
-
-        return made
-
-    def test_is_checked_before_training_and_recorded(self, caplog):
-        calls = []
-        model = run(model_fn=self.exporting(calls), export_model=mox.ExportKeys.TF_SERVING, max_number_of_steps=2)
-        assert [mode for mode, *_ in calls] == [TRAIN, EXPORT, TRAIN, TRAIN]
-        assert model.get_extra_data("export_spec").version == 1
-        assert "export_model=TF_SERVING: the ExportSpec was checked" in caplog.text
-
-    def test_the_check_changes_nothing_of_the_training(self):
-        def noisy(inputs, mode):
-            spec = self.exporting([])(inputs, mode)
-            noise = torch.rand(()) * plait.get_variable("extra", [1]).sum()
-            return mox.ModelSpec(loss=spec.loss + noise, export_spec=spec.export_spec)
-
-        torch.manual_seed(3)
-        plain = weights(run(model_fn=noisy, max_number_of_steps=4))
-        torch.manual_seed(3)
-        checked = weights(run(model_fn=noisy, max_number_of_steps=4, export_model=mox.ExportKeys.TORCH))
-        assert same(plain, checked)
-
-    def test_without_a_spec_nothing_is_trained(self):
-        calls = []
-
-        def bare(inputs, mode):
-            calls.append(mode)
-            return model_fn(inputs, mode)
-
-        with pytest.raises(FunctionError, match="in EXPORT mode the model_fn's ModelSpec needs export_spec: add it"):
-            run(model_fn=bare, export_model=mox.ExportKeys.TORCH)
-        assert calls == [TRAIN, EXPORT]
-
-    def test_an_unknown_kind(self):
-        with pytest.raises(ConfigError, match="export_model=True: write one of mox.ExportKeys, TF_SERVING, ONNX"):
-            run(export_model=True)
-
-    def test_what_the_model_fn_returns_is_checked(self):
-        def other(inputs, mode):
-            return None if mode == EXPORT else model_fn(inputs, mode)
-
-        with pytest.raises(FunctionError, match="returned NoneType in EXPORT mode: return mox.ModelSpec"):
-            run(model_fn=other, export_model=mox.ExportKeys.TORCH)
 
 
 class TestWrongArguments:

@@ -83,8 +83,8 @@ def test_a_caller_may_add_and_remove(net):
 @pytest.mark.parametrize("training", [True, False])
 def test_with_gradients_all_are_there(net, training):
     _, points = net.train(training)(IMAGES)
-    assert type(points) is dict
     assert "resnet_v1_20/block3" in points
+    assert all(points[name].requires_grad for name in points)
 
 
 def test_a_build_without_gradients_in_training_mode_sees_them(net):

@@ -344,3 +344,34 @@ def test_a_sparse_gradient_is_refused():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigError, match="sparse=False"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda values: Adam(values, lr=0.05),
+        lambda values: RMSProp(values, lr=0.05),
+        lambda values: RMSProp(values, lr=0.05, momentum=0.9, centered=True),
+        lambda values: Ftrl(values, lr=0.05, l1=0.01, l2=0.02, l2_shrinkage=0.01, beta=0.1),
+    ],
+)
+def test_a_rate_that_is_a_tensor_moves_as_a_number_does(make):
+    """As in a step that is recorded in a graph: nothing is looked at."""
+    torch.manual_seed(0)
+    start = [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
+    moved = []
+    for recorded in (False, True):
+        values = [value.clone().requires_grad_() for value in start]
+        optimizer = make(values)
+        group = optimizer.param_groups[0]
+        if recorded:
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float64)
+            if "capturable" in group:
+                group["capturable"] = True
+        for step in range(20):
+            for value in values:
+                value.grad = torch.sin(value.detach() * 7 + step)
+            optimizer.step()
+        moved.append(values)
+    for number, tensor in zip(*moved, strict=True):
+        torch.testing.assert_close(tensor, number, rtol=1e-6, atol=1e-7)

@@ -28,7 +28,8 @@ class Sample:
         features: a dict of tensors (the same batch at every step), or what batches are read from: a source, a
             DataLoader, a list of batches, an iterable. Then `source` reads them, and there are no fields yet.
         columns: groups of columns, joined along dimension 1 at every step:
-            `{"wide": ["age", lambda fields: fields["a"] * fields["b"]]}`.
+            `{"wide": ["age", lambda fields: fields["a"] * fields["b"]]}`. A group of feature columns with variables
+            is computed where a step looks at it.
 
     """
 
@@ -73,7 +74,8 @@ class Sample:
             return value
         fields = self._fields
         if name in fields:
-            return fields[name]
+            value = fields[name]
+            return value.function(fields) if type(value) is _Later else value
         if isinstance(name, int) and -len(fields) <= name < len(fields):
             return list(fields.values())[name]
         raise KeyError(self._unknown(name))
@@ -155,12 +157,20 @@ class Sample:
         fields = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
         return self._with(fields)
 
+    def map(self, function: Callable[[Any], Any]) -> Sample:
+        """A sample with `function` of every field."""
+        return self._with({name: function(value) for name, value in self._fields.items()})
+
     def grouped(self, columns: ColumnGroups) -> Sample:
         """A sample with a field more for each group: its columns side by side."""
         fields = dict(self._fields)
         for group, members in columns.items():
             if group in fields:
                 raise DataError(f"columns: {group!r} is a field already; give the group another name")
+            trained: Any = next((member for member in members if getattr(member, "has_variables", False)), None)
+            if trained is not None:
+                fields[group] = _Later(trained.in_model(group, members))
+                continue
             fields[group] = _joined(group, [self._column(group, member) for member in members])
         return self._with(fields)
 
@@ -183,6 +193,15 @@ class Sample:
         if self._source is not None and not self._fields:
             return f"no field {name!r}: this sample stands for a whole input and has fields only inside a step"
         return f"no field {name!r}; there are {', '.join(repr(key) for key in self._fields) or 'none'}"
+
+
+class _Later:
+    """A group whose values depend on variables: they can be had only inside a model's function."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[dict[Any, Any]], torch.Tensor]) -> None:
+        self.function = function
 
 
 def _fields_of(raw: Any) -> tuple[dict[Any, Any], int]:

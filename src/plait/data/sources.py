@@ -94,14 +94,25 @@ class TensorSource:
         self._chunk = batch_size * max(1, min(_CHUNK_BATCHES, _CHUNK_BYTES // max(1, row_bytes * batch_size)))
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
+        return self._batches(None, epoch, start)
+
+    def batches_on(self, device: torch.device, epoch: int, start: int) -> Iterator[Any]:
+        """The same on a GPU: rows are copied many batches at a time, and a step finds its own there."""
+        return self._batches(device, epoch, start)
+
+    def _batches(self, device: torch.device | None, epoch: int, start: int) -> Iterator[Any]:
         assert self.batch_size is not None  # noqa: S101 - the constructor set it
         size, names = self.batch_size, self.names
         rows = self.rows - self.rows % size if self.drop_remainder else self.rows
         orders = self._orders(epoch)
+        copies = None if device is None else _Copies(device)
         for begin in range(start * size, rows, self._chunk):
             end = min(begin + self._chunk, rows)
+            chunk = self._rows(orders, begin, end)
+            if copies is not None:
+                chunk = copies.of(chunk)
             # unsafe_split: to autograd each batch is a tensor of its own, that a step may change in place.
-            pieces = zip(*(t.unsafe_split(size) for t in self._rows(orders, begin, end)), strict=True)
+            pieces = zip(*(t.unsafe_split(size) for t in chunk), strict=True)
             if names is None:
                 yield from pieces
             else:
@@ -142,6 +153,32 @@ class TensorSource:
         if orders is None:
             return [t[begin:end] for t in self.tensors]
         return [t.index_select(0, order[begin:end]) for t, order in zip(self.tensors, orders, strict=True)]
+
+
+class _Copies:
+    """Copies of tensors on a GPU, by way of pinned memory that is used again and again: two sets, in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sets: list[list[torch.Tensor]] = [[], []]
+        self._done: list[Any] = [None, None]
+        self._turn = 0
+
+    def of(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if all(tensor.is_cuda for tensor in tensors):
+            return tensors
+        turn = self._turn = 1 - self._turn
+        if self._done[turn] is None:
+            self._sets[turn] = [torch.empty_like(tensor, pin_memory=not tensor.is_cuda) for tensor in tensors]
+            self._done[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+        else:
+            self._done[turn].synchronize()  # the copy before the last one, which is long done
+        pinned = [whole[: len(tensor)] for whole, tensor in zip(self._sets[turn], tensors, strict=True)]
+        for target, tensor in zip(pinned, tensors, strict=True):
+            target.copy_(tensor)
+        there = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
+        self._done[turn].record(torch.cuda.current_stream(self._device))
+        return there
 
 
 class SequenceSource:

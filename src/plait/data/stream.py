@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
 
+from plait.data.feeding import SAMPLED, DeviceWait, ahead, placed
 from plait.data.sample import ColumnGroups, Sample
-from plait.data.sources import Source
+from plait.data.sources import Source, TensorSource
 from plait.errors import DataError, OutOfRangeError
 
 __all__ = ["Stream"]
@@ -22,7 +24,19 @@ class Stream:
     with its batch, and a look ahead moves nothing.
     """
 
-    __slots__ = ("_columns", "_device", "_iterator", "_plain", "epoch", "name", "pending", "position", "source")
+    __slots__ = (
+        "_columns",
+        "_device",
+        "_iterator",
+        "_plain",
+        "_timer",
+        "epoch",
+        "name",
+        "pending",
+        "position",
+        "source",
+        "waited",
+    )
 
     def __init__(
         self,
@@ -42,6 +56,9 @@ class Stream:
         self._iterator: Iterator[Any] | None = None
         self.pending: Sample | None = None
         """The batch that was read and not yet consumed."""
+        self.waited = 0.0
+        """Seconds in which this process waited for batches."""
+        self._timer = DeviceWait(self._device) if self._device is not None and self._device.type == "cuda" else None
 
     @property
     def spent(self) -> bool:
@@ -53,6 +70,9 @@ class Stream:
         sample = self.pending
         if sample is not None:
             return sample
+        begun, timer = perf_counter(), self._timer
+        if timer is not None and self.position % SAMPLED == 0:
+            timer.begin()
         iterator = self._iterator
         if iterator is None:
             iterator = self._open()
@@ -65,8 +85,16 @@ class Stream:
             raise
         if not self._plain:
             sample = self._shaped(sample)
+        if timer is not None and self.position % SAMPLED == 0:
+            timer.end()
+        self.waited += perf_counter() - begun
         self.pending = sample
         return sample
+
+    @property
+    def idle(self) -> float:
+        """Seconds in which computing stood still for want of a batch; a GPU may be busy while the process waits."""
+        return self.waited if self._timer is None else self._timer.seconds
 
     def commit(self) -> None:
         """The batch was consumed: go on to the next one."""
@@ -98,15 +126,25 @@ class Stream:
     def _open(self) -> Iterator[Any]:
         if self.spent:
             raise OutOfRangeError(f"input {self.name!r}: no pass is left of {self.source.num_epochs}")
-        self._iterator = self.source.batches(self.epoch, self.position)
+        self._iterator = self._batches()
         return self._iterator
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches from this place on; a GPU gets them ahead, where being ahead changes nothing."""
+        device = self._device
+        if device is None or device.type != "cuda" or not self.source.seekable:
+            return self.source.batches(self.epoch, self.position)
+        self._plain = not self._columns
+        if isinstance(self.source, TensorSource):
+            return self.source.batches_on(device, self.epoch, self.position)
+        return ahead(self.source.batches(self.epoch, self.position), device)
 
     def _shaped(self, sample: Sample) -> Sample:
         try:
-            if self._device is not None:
+            if self._device is not None and not placed(sample, self._device):
                 # Only copies to an accelerator are ordered before what uses them.
                 sample = sample.to(self._device, non_blocking=self._device.type == "cuda")
-            return sample.grouped(self._columns)
+            return sample.grouped(self._columns) if self._columns else sample
         except BaseException:
             self.close()  # it is ahead of the place
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +12,14 @@ import torch
 
 from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
+from plait.engine.capture import CapturedStep
+from plait.engine.layout import compile_modules, lay_channels_last
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.private import are_private, check_others, private_task
 from plait.engine.sampling import check_seed
 from plait.engine.task import MODE, TaskScope, task_scope
-from plait.engine.update import clear_when_moved, update_step
+from plait.engine.update import clear_when_moved, refuse_scaler, update_step
 from plait.errors import DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
 from plait.rng import rng_state, set_rng_state
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from plait.engine.model import Model
 
 __all__ = ["build", "current_model"]
+
+log = logging.getLogger("plait")
 
 _compiled: list[Model] = []
 
@@ -43,6 +48,7 @@ def build(model: Model) -> None:
     device = model.config.resolved_device()
     model.to(device)
     model._store.device = device  # noqa: SLF001 - the build is the model's own
+    model.scaler = _scaler(model, device)
     model.strategy.begin(model)
     try:
         with _untouched(model):
@@ -54,15 +60,26 @@ def build(model: Model) -> None:
         raise
     model.variables()  # two of one name are noticed here
     names = {variable: name for name, variable in model.trainable_variables().items()}
+    if model.config.channels_last if model.config.channels_last is not None else device.type == "cuda":
+        lay_channels_last(model)
     model.strategy.transform(model)
     for task in model.loss_fns:
         reached = {names[variable] for variable in built[task].reached if variable in names}
         _assign_optimizers(model, task, reached, built[task].shapes)
     check_others(model, {task: built[task].reached for task in model.loss_fns})
+    if model.config.compile or (model.config.capture and device.type != "cuda"):
+        compile_modules(model)
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)
     _compiled[:] = [model]
+
+
+def _scaler(model: Model, device: torch.device) -> torch.amp.GradScaler | None:
+    """What scales the loss where half precision would lose small gradients, unless the user has chosen a scale."""
+    if model.config.precision != "fp16" or model.gradient.loss_scale != 1:
+        return None
+    return torch.amp.GradScaler(device.type)
 
 
 @contextmanager
@@ -216,19 +233,27 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
             optimizer.clock = functools.partial(int, model.global_step)
     model.assignments[task] = assignment
     if are_private(list(assignment), task):
+        refuse_scaler(model, "a private optimizer")
         update, losses = _privately(model, task, [named[name] for name in named if name in reached], shapes[0])
     else:
         _check_shapes(shapes, TaskScope(MODE.TRAIN, task))
         update, losses = update_step(model, task, list(assignment), model.loss_counts[task]), model.losses[task]
+    clear = clear_when_moved(model, list(assignment))
     op = Op(
         update,
         [losses],
         name=f"training of task {task!r}" if task is not None else "training",
         scope=TaskScope(MODE.TRAIN, task),
         now=model._now,  # noqa: SLF001
-        first=[Op(clear_when_moved(model, list(assignment)), name="clear gradients")],
+        first=[Op(clear, name="clear gradients")],
         trains=True,
     )
+    if model.config.capture and model.config.resolved_device().type == "cuda":
+        if task in model.private_tasks:
+            log.warning("the training step of task %r is not captured: its optimizer is private", task)
+        else:
+            call = model.calls[TaskScope(MODE.TRAIN, task)]
+            op.captured = CapturedStep(model, task, (clear, call, update), list(assignment))
     model.train_ops.setdefault(task, []).insert(0, op)
 
 

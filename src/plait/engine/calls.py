@@ -109,6 +109,7 @@ class UserCall:
         "_variables",
         "building",
         "fn",
+        "fresh_hooks",
         "hooks",
         "now",
         "placeholders",
@@ -124,6 +125,8 @@ class UserCall:
         self.building = False
         self.placeholders: list[Placeholder] = []
         self.hooks: list[SessionRunHook] = []
+        self.fresh_hooks: list[SessionRunHook] = []
+        """Those that the last call made, whose tensors the living ones have now."""
         self._cursor = 0
         self._fresh: list[SessionRunHook] | None = None
         """Hooks that this call made; None where the build made none, so that a step looks no further."""
@@ -199,5 +202,9 @@ class UserCall:
                 f"the function for {self.scope} made the hooks {[type(h).__name__ for h in fresh]} in this step but "
                 f"{[type(h).__name__ for h in self.hooks]} at the build: make the same ones, in the same order"
             )
+        self.fresh_hooks = fresh
+        self.rebind_hooks(fresh)
+
+    def rebind_hooks(self, fresh: Sequence[SessionRunHook]) -> None:
         for living, new in zip(self.hooks, fresh, strict=True):
             living.rebind(new)

@@ -97,7 +97,7 @@ def fit(
         config=run_config,
     )
     model.fit_hooks = list(settings.hooks)
-    begun = time.monotonic()
+    begun, waited = time.monotonic(), _waited(model)
     hooks_before = {scope: list(hooks) for scope, hooks in model.hooks.items()}
     with ExitStack() as stack:
         loggers = _add_loggers(model, settings.log_step)
@@ -116,11 +116,16 @@ def fit(
         log.warning("what is in %s had already ended: nothing was run. %s", settings.checkpoint_dir, settings.hint)
     steps = model.global_step.value - manager.first_step
     if any(model.metric_states.values()):
-        log.info("finished\n%s", final_table(model, steps, time.monotonic() - begun))
+        seconds = time.monotonic() - begun
+        log.info("finished\n%s", final_table(model, steps, seconds, _waited(model) - waited))
     else:
         log.info("finished at global step %d: %d steps", model.global_step.value, steps)
     if model.privacy is not None:
         log.info("%s", said_at_the_end(model))
+
+
+def _waited(model: Model) -> float:
+    return sum(stream.idle for stream in model.streams.values())
 
 
 def _check_workers(model: Model, config: RunConfig) -> None:

@@ -23,7 +23,7 @@ from plait.engine.op import Op, as_op
 from plait.engine.settings import check_count
 from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.engine.task import MODE, TaskScope
-from plait.engine.update import clear_step, update_step
+from plait.engine.update import backward_of, clear_step, update_step
 from plait.errors import ConfigError, DataError, TaskError
 from plait.optim.assign import Factory
 from plait.rng import derive_seed, isolated_rng
@@ -267,7 +267,7 @@ def _maml_step(model: Model, scope: TaskScope, loss_of: Callable[[Task], Tensor]
     """Gradients of each task's loss in turn, so that one task's graph is in memory; the last one's with the update."""
     optimizers = list(model.opt_to_vars(scope.task))
     clear, update = clear_step(optimizers), update_step(model, scope.task, optimizers, 1)
-    scale, shown = model.gradient.loss_scale, model.loss_metrics[scope.task]
+    backward, shown = backward_of(model), model.loss_metrics[scope.task]
 
     def step(sample: Sample) -> None:
         *others, last = _tasks(sample)
@@ -280,7 +280,7 @@ def _maml_step(model: Model, scope: TaskScope, loss_of: Callable[[Task], Tensor]
         total = torch.zeros((), device=last.query_y.device)
         for one in others:
             loss = loss_of(one) * share
-            (loss * scale).backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+            backward(loss)
             total += loss.detach()
         loss = loss_of(last) * share
         update(loss)

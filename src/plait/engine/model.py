@@ -55,6 +55,8 @@ class Model(nn.Module):
         self.config = SessionConfig()
         self.gradient = GradientConfig()
         self.opt_config = check_opt_config(None)
+        self.scaler: torch.amp.GradScaler | None = None
+        """Scales the loss and follows overflows, with precision="fp16" and no loss_scale."""
         self.compiled = False
         self.streams: dict[TaskScope, Stream] = {}
         self.metric_states: dict[TaskScope, dict[str, Metric]] = {}

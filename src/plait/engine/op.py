@@ -18,7 +18,7 @@ __all__ = ["GlobalStep", "Op", "Placeholder", "as_op", "default_global_step", "o
 class Op:
     """A piece of a step: a function of other Ops' values. Made with `plait.op`, run by a Session."""
 
-    __slots__ = ("first", "fn", "inputs", "name", "now", "scope", "stream", "trains")
+    __slots__ = ("captured", "first", "fn", "inputs", "name", "now", "scope", "stream", "trains")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class Op:
         """Where this Op's value is read from; the batch counts as consumed when the run has ended well."""
         self.trains = trains
         """Gradients are wanted of what it depends on, and `training_flag` is True in that run."""
+        self.captured: Callable[[Any], Any] | None = None
+        """Does what `first`, the only input and this Op do, given what that input is computed from."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

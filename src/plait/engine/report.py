@@ -6,8 +6,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from plait.engine.hooks import SessionRunContext, SessionRunHook, SessionRunValues
 from plait.engine.task import MODE, TaskScope
@@ -15,6 +17,7 @@ from plait.errors import NanLossError
 
 if TYPE_CHECKING:
     from plait.engine.model import Model
+    from plait.engine.session import Session
 
 __all__ = ["LoggerHook", "check_finite", "final_table", "log", "log_line"]
 
@@ -71,13 +74,46 @@ def scope_label(scope: TaskScope) -> str:
 def check_finite(model: Model) -> None:
     """Raise if the last loss of a task is not a number. Reads one value a task: not for every step."""
     for task, shown in model.loss_metrics.items():
-        value = 0.0 if shown.value is None else float(shown.result())
-        if not math.isfinite(value):
-            raise NanLossError(
-                f"the loss of {TaskScope(MODE.TRAIN, task)} is {value}, noticed at global step "
-                f"{model.global_step.value} (losses are looked at when they are logged or saved, and at the end): "
-                "lower the learning rate, clip gradients, or look for bad input. No checkpoint was made of it"
-            )
+        if shown.value is not None:
+            _check_loss(task, float(shown.result()), model.global_step.value)
+
+
+def _check_loss(task: str | None, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise NanLossError(
+            f"the loss of {TaskScope(MODE.TRAIN, task)} is {value}, noticed at global step "
+            f"{step} (losses are looked at when they are logged or saved, and at the end): "
+            "lower the learning rate, clip gradients, or look for bad input. No checkpoint was made of it"
+        )
+
+
+class _Values:
+    """Numbers on their way from a GPU, which goes on working; those of the CPU are there."""
+
+    __slots__ = ("_copied", "_values", "facts", "names", "tasks")
+
+    def __init__(
+        self, values: Sequence[torch.Tensor], names: list[str], tasks: list[str | None], facts: tuple[int, int, int]
+    ) -> None:
+        self.names, self.tasks, self.facts = names, tasks, facts
+        self._values, self._copied = list(values), None
+        on_gpu = [value for value in values if value.is_cuda]
+        if on_gpu:
+            together = torch.stack([value.to(torch.float64).reshape(()) for value in on_gpu])
+            host = torch.empty(len(on_gpu), dtype=torch.float64, pin_memory=True).copy_(together, non_blocking=True)
+            places = [place for place, value in enumerate(values) if value.is_cuda]
+            for place, number in zip(places, host.unbind(), strict=True):
+                self._values[place] = number
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+            self._copied.record(torch.cuda.current_stream(together.device))
+
+    def ready(self) -> bool:
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call] # same
+
+    def numbers(self) -> list[float]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [float(value) for value in self._values]
 
 
 class LoggerHook(SessionRunHook):
@@ -95,6 +131,7 @@ class LoggerHook(SessionRunHook):
         self._then = time.perf_counter()
         self._paused: float | None = None
         self._since = 0
+        self._waiting: _Values | None = None
 
     def stage_begins(self, scope: TaskScope | None) -> None:
         """Let the clock run in stages of this task and mode only; None: a stage that may run anything."""
@@ -109,24 +146,45 @@ class LoggerHook(SessionRunHook):
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:  # noqa: ARG002
         step = self._step
         self._step = step + 1
+        if self._waiting is not None and self._waiting.ready():
+            self._show()
         if step == self._next:
-            self._show(step)
+            self._next = step + self._log_step
+            self._look(step)
 
-    def _show(self, step: int) -> None:
-        self._next = step + self._log_step
-        model = self._model
-        if self._scope.mode is MODE.TRAIN:
-            check_finite(model)
-        now = time.perf_counter()
+    def _look(self, step: int) -> None:
+        """Take down what there is to show, and show it: at once, or when a GPU has come to it."""
+        if self._waiting is not None:
+            self._show()
+        model, scope = self._model, self._scope
+        seen = model.loss_metrics if scope.mode is MODE.TRAIN else {}
+        losses = {task: state for task, state in seen.items() if state.value is not None}
+        states = model.metric_states.get(scope, {}) if log.isEnabledFor(logging.INFO) else {}
+        values = [*(state.result() for state in states.values()), *(state.result() for state in losses.values())]
         rows = (model._now.sample.batch_size if model._now.sample is not None else None) or 1  # noqa: SLF001 - a friend
         rows *= model.strategy.worker_num if model.strategy.in_step else 1
+        self._waiting = _Values(values, list(states), list(losses), (step, model.global_step.value, rows))
+        if self._waiting.ready():
+            self._show()
+
+    def _show(self) -> None:
+        assert self._waiting is not None  # noqa: S101 - the callers have looked
+        waiting, self._waiting = self._waiting, None
+        step, done, rows = waiting.facts
+        found = waiting.numbers()
+        for task, value in zip(waiting.tasks, found[len(waiting.names) :], strict=True):
+            _check_loss(task, value, done)
+        now = time.perf_counter()
         rate = rows * (step + 1 - self._since) / max(now - self._then, 1e-9)
         self._then, self._since = now, step + 1
         if log.isEnabledFor(logging.INFO):
-            values = model.metric_values(self._scope.mode or MODE.TRAIN, self._scope.task)
-            done = model.global_step.value
+            values = dict(zip(waiting.names, found, strict=False))
             shown = done - 1 if self._scope.mode is MODE.TRAIN else done
             log.info("%s", log_line(step, max(shown, 0), rate, values, self._label))
+
+    def end(self, session: Session) -> None:  # noqa: ARG002
+        if self._waiting is not None:
+            self._show()
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step, "next": self._next}
@@ -174,12 +232,17 @@ def in_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def final_table(model: Model, steps: int, seconds: float) -> str:
-    """One row for each task and mode: its metrics at the end. `steps` are those of this process."""
+def final_table(model: Model, steps: int, seconds: float, waited: float = 0.0) -> str:
+    """One row for each task and mode: its metrics at the end. `steps` are those of this process.
+
+    `waited` are the seconds of `seconds` in which computing stood still for want of a batch.
+    """
     from rich.console import Console  # noqa: PLC0415 - once a run
     from rich.table import Table  # noqa: PLC0415
 
     title = f"global step {model.global_step.value}: {steps} steps in {seconds:.1f} s"
+    if steps:
+        title += f", input-bound {min(1.0, waited / max(seconds, 1e-9)):.0%}"
     table = Table()
     table.add_column("task")
     table.add_column("mode")

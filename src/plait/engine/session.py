@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Any, cast
 
@@ -31,12 +31,56 @@ class Plan:
         self.slots = {op: slot for slot, op in enumerate([*fed, *order])}
         """Where each Op's value stands in a run's list of values; what is fed comes first."""
         slots = self.slots
-        self.calls = [(slots[op], op.fn, tuple(slots[i] for i in op.inputs), len(op.inputs)) for op in order]
+        self.calls: list[_Call] = [
+            (slots[op], op.fn, tuple(slots[i] for i in op.inputs), len(op.inputs)) for op in order
+        ]
+        captured = next((op for op in order if op.captured is not None), None)
+        if captured is not None and not fed.intersection(captured.inputs):
+            self.calls = _with_captured(captured, self.calls, order, slots, self.fetches)
         self.trains = any(op.trains for op in order)
         self.streams = [op.stream for op in order if op.stream is not None]
         self.modes: list[Now] = list({id(op.now): op.now for op in order if op.now is not None}.values())
         self.single = slots[self.fetches] if isinstance(self.fetches, Op) else None
         self.scopes: set[TaskScope] = {op.scope for op in order if op.scope is not None}
+
+
+_Call = tuple[int, Callable[..., Any], tuple[int, ...], int]
+
+
+def _with_captured(
+    captured: Op, calls: list[_Call], order: list[Op], slots: Mapping[Op, int], fetches: Any
+) -> list[_Call]:
+    """The calls with the core of a step in one: what depends on it comes after it, and all else before.
+
+    The core's values, and what is worked out from them, are copies: the next step writes where they lie.
+    """
+    assert captured.captured is not None  # noqa: S101 - the caller has looked
+    (loss,) = captured.inputs
+    core, late = {*captured.first, loss, captured}, {loss, captured}
+    before, after = [], []
+    for op, call in zip(order, calls, strict=True):
+        if op in core:
+            continue
+        if late.intersection((*op.inputs, *op.first)):
+            late.add(op)
+            after.append((call[0], _copying(op.fn), *call[2:]))
+        else:
+            before.append(call)
+    looked_at = bool(after) or not isinstance(fetches, Op) or fetches is loss
+    fn = _copying(captured.captured) if looked_at else captured.captured
+    return [*before, (slots[loss], fn, tuple(slots[i] for i in loss.inputs), len(loss.inputs)), *after]
+
+
+def _copying(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def copied(*args: Any) -> Any:
+        value = fn(*args)
+        if isinstance(value, torch.Tensor):
+            return value.detach().clone()
+        if isinstance(value, (list, tuple)):
+            return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in value]
+        return value
+
+    return copied
 
 
 def _resolved(fetches: Any, columns: Mapping[Column, Op]) -> Any:

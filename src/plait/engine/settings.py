@@ -37,11 +37,25 @@ class SessionConfig:
     threads: int | None = None
     """CPU threads inside one operation; None leaves PyTorch's own choice."""
     precision: str = "fp32"
-    """"fp32", "tf32" (matrix products on GPUs), or autocast to "bf16", or to "fp16" with a `loss_scale`."""
+    """"fp32", "tf32" (matrix products on GPUs), or autocast to "bf16" or "fp16".
+
+    With "fp16" the loss is scaled: by `loss_scale` if that is given, else by a scale that follows the overflows.
+    """
+    channels_last: bool | None = None
+    """Whether the weights of convolutions lie in memory as NHWC; None: on a GPU, where that is faster."""
+    compile: bool = False
+    """Compile the modules with `torch.compile`."""
+    capture: bool = False
+    """Replay each training step as one CUDA graph (see docs/gpu.md); on the CPU, the same as `compile`."""
     deterministic: bool = False
     """Refuse operations that may give other bits in another run."""
 
     def __post_init__(self) -> None:
+        for name in ("compile", "capture", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: write True or False")
+        if self.channels_last not in (None, True, False):
+            raise ConfigError(f"channels_last={self.channels_last!r}: write True or False, or leave it out")
         if self.precision not in PRECISIONS:
             raise ConfigError(f"precision={self.precision!r} is not known: write one of {', '.join(PRECISIONS)}")
         if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
@@ -79,6 +93,8 @@ class SessionConfig:
             torch.set_float32_matmul_precision("high")
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
+        elif self.resolved_device().type == "cuda":
+            torch.backends.cudnn.benchmark = True  # shapes seldom change: the fastest convolution is looked for once
 
 
 def check_count(name: str, value: Any, *, whole: bool = True) -> None:

@@ -73,6 +73,7 @@ def _capture(model: Model) -> dict[str, Any]:
         "variables": model.variables(),
         "optimizers": [_optimizer_state(model, optimizer) for optimizer in model.optimizers()],
         "global_step": model.global_step.value,
+        "scaler": None if model.scaler is None else model.scaler.state_dict(),
         "metrics": {
             _key(scope): {name: metric.state_dict() for name, metric in states.items()}
             for scope, states in model.metric_states.items()
@@ -126,6 +127,8 @@ def _restore_learnt(model: Model, tree: Mapping[str, Any]) -> None:
             live[name].copy_(value)
     for optimizer, state in zip(optimizers, tree["optimizers"], strict=True):
         _load_optimizer(model, optimizer, state)
+    if model.scaler is not None and tree.get("scaler"):
+        model.scaler.load_state_dict(dict(tree["scaler"]))
     model.global_step.value = int(tree["global_step"])
 
 

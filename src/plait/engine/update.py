@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Flags",
     "LeftError",
+    "backward_of",
     "clear_step",
     "clear_when_moved",
     "leave_step",
     "moved_by",
     "optimizers_step",
+    "refuse_scaler",
     "update_step",
 ]
 
@@ -58,11 +60,13 @@ def clear_when_moved(model: Model, optimizers: Optimizers) -> Callable[[], None]
 
 def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: int) -> Callable[[Any], None]:
     """One backward pass and all optimizers; or, with several losses, each loss's gradients, then all optimizers."""
-    step, shown, scale = model.global_step, model.loss_metrics[task], model.gradient.loss_scale
+    step, shown, backward = model.global_step, model.loss_metrics[task], backward_of(model)
     if losses > 1:
         return _for_each_loss(model, task, optimizers)
-    finish = _finisher(model, moved_by(optimizers))
+    finish = _finisher(model, moved_by(optimizers), optimizers)
     moved = model.strategy.mover(model, task, optimizers)
+    if moved is not None:
+        refuse_scaler(model, "servers or a SparseEmbedding")
     move = moved or optimizers_step(model, optimizers)
 
     def update(loss: torch.Tensor) -> None:
@@ -73,7 +77,7 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
         step.value += 1
 
     def update_and_finish(loss: torch.Tensor) -> None:
-        (loss * scale if scale != 1 else loss).backward()  # type: ignore[no-untyped-call] # same
+        backward(loss)
         finish()
         move()
         shown.value = loss
@@ -84,15 +88,41 @@ def update_step(model: Model, task: str | None, optimizers: Optimizers, losses: 
     return full if model.strategy.gradient_merge == 1 else _merged(model, full, shown)
 
 
+def backward_of(model: Model) -> Callable[[torch.Tensor], None]:
+    """The backward pass of a loss, which is scaled before if that was asked for."""
+    scaled = _scaled(model)
+
+    def backward(loss: torch.Tensor) -> None:
+        scaled(loss).backward()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+
+    return backward
+
+
+def refuse_scaler(model: Model, what: str) -> None:
+    """A scale that follows overflows is this process's own: where others see gradients, it has to be one number."""
+    if model.scaler is not None:
+        raise ConfigError(
+            f"precision='fp16' with {what} needs a fixed scale: write gradient=GradientConfig(loss_scale=1024) in "
+            "compile(), or precision='bf16'"
+        )
+
+
+def _scaled(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+    scaler, scale = model.scaler, model.gradient.loss_scale
+    if scaler is not None:
+        return scaler.scale
+    return (lambda loss: loss * scale) if scale != 1 else (lambda loss: loss)
+
+
 def _merged(model: Model, update: Callable[[Any], None], shown: Any) -> Callable[[Any], None]:
     """Variables move every so many steps; until then, gradients add up."""
-    merge, step, scale = model.strategy.gradient_merge, model.global_step, model.gradient.loss_scale
+    merge, step, backward = model.strategy.gradient_merge, model.global_step, backward_of(model)
 
     def update_when_due(loss: torch.Tensor) -> None:
         if (step.value + 1) % merge == 0:
             update(loss)
             return
-        (loss * scale if scale != 1 else loss).backward()  # type: ignore[no-untyped-call] # same
+        backward(loss)
         shown.value = loss
         step.value += 1
 
@@ -103,16 +133,18 @@ def _for_each_loss(model: Model, task: str | None, optimizers: Optimizers) -> Ca
     """Loss number i moves what optimizer number i has, all from the same forward pass."""
     if model.strategy.gradient_merge > 1:
         raise ConfigError(f"gradient_merge with several losses (task {task!r}): leave it out, or add the losses up")
-    step, shown, scale = model.global_step, model.loss_metrics[task], model.gradient.loss_scale
+    step, shown, scaled = model.global_step, model.loss_metrics[task], _scaled(model)
     moved = [moved_by([optimizer]) for optimizer in optimizers]
-    finishers = [_finisher(model, variables) for variables in moved]
+    finishers = [_finisher(model, variables, [one]) for variables, one in zip(moved, optimizers, strict=True)]
     mover = model.strategy.mover(model, task, optimizers)
-    steps = [_nothing if mover is not None else optimizer.step for optimizer in optimizers]
+    if mover is not None:
+        refuse_scaler(model, "servers or a SparseEmbedding")
+    steps = [_nothing if mover is not None else _step_of(model, optimizer) for optimizer in optimizers]
     finally_move = mover or optimizers_step(model, [])
 
     def update(losses: Sequence[torch.Tensor]) -> None:
         gradients = [
-            torch.autograd.grad(loss * scale if scale != 1 else loss, variables, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(scaled(loss), variables, retain_graph=True, allow_unused=True)
             for loss, variables in zip(losses, moved, strict=True)
         ]
         for variables, values, finish, move in zip(moved, gradients, finishers, steps, strict=True):
@@ -140,17 +172,26 @@ def _nothing() -> None:
 def optimizers_step(model: Model, optimizers: Optimizers) -> Callable[[], None]:
     """All optimizers, and what a strategy does after them."""
     after = model.strategy.after_step if model.strategy.worker_num > 1 else None
+    steps, scaler = [_step_of(model, optimizer) for optimizer in optimizers], model.scaler
 
     def move() -> None:
-        for optimizer in optimizers:
-            optimizer.step()
+        for step in steps:
+            step()
+        if scaler is not None:
+            scaler.update()
         if after is not None:
             after(model)
 
     return move
 
 
-def _finisher(model: Model, variables: Sequence[torch.Tensor]) -> Callable[[], None]:
+def _step_of(model: Model, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The optimizer's step; after an overflow, none."""
+    scaler = model.scaler
+    return optimizer.step if scaler is None else lambda: scaler.step(optimizer)
+
+
+def _finisher(model: Model, variables: Sequence[torch.Tensor], optimizers: Optimizers) -> Callable[[], None]:
     """What happens to gradients between the backward pass and the optimizers."""
     parts: list[Callable[[Sequence[torch.Tensor]], None]] = []
     if model.strategy.gradient_merge > 1:
@@ -159,6 +200,8 @@ def _finisher(model: Model, variables: Sequence[torch.Tensor]) -> Callable[[], N
         parts.append(_together(model))
     if model.gradient.loss_scale != 1:
         parts.append(_unscale(model.gradient.loss_scale))
+    if model.scaler is not None:
+        parts.append(_unscale_with(model.scaler, optimizers))
     if model.gradient.clip is not None:
         parts.append(_clip(model.gradient))
     if not parts:
@@ -232,6 +275,16 @@ def _unscale(scale: float) -> Callable[[Sequence[torch.Tensor]], None]:
         gradients = [variable.grad for variable in variables if variable.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, scale)
+
+    return unscale
+
+
+def _unscale_with(scaler: torch.amp.GradScaler, optimizers: Optimizers) -> Callable[[Sequence[torch.Tensor]], None]:
+    """Take the scale of now out of the gradients, and note whether one has overflowed."""
+
+    def unscale(_: Sequence[torch.Tensor]) -> None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
 
     return unscale
 

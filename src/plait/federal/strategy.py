@@ -17,7 +17,8 @@ from plait.data import Sample, Stream
 from plait.engine.stage import CotrainStage, LoopStage, Stage
 from plait.engine.strategy import Strategy
 from plait.engine.task import MODE, TaskScope
-from plait.errors import CheckpointError, ConfigError, FederalError, UnavailableError
+from plait.engine.update import refuse_scaler
+from plait.errors import CheckpointError, ConfigError, DataError, FederalError, UnavailableError
 from plait.federal.channel import Channel
 from plait.federal.communicator import Communicator
 from plait.federal.contract import MEETINGS, key_of
@@ -51,7 +52,14 @@ log = logging.getLogger("plait")
 class Federal:
     """One of two parties. Among its own workers it is what `inner` is."""
 
-    def __init__(self, inner: Strategy, communicator: Communicator, exchange: Exchange, sample_id: str | None) -> None:
+    def __init__(
+        self,
+        inner: Strategy,
+        communicator: Communicator,
+        exchange: Exchange,
+        sample_id: str | None,
+        alignment: str | None = None,
+    ) -> None:
         self.inner = inner
         self.communicator = communicator
         self.exchange = exchange
@@ -63,6 +71,8 @@ class Federal:
         make = Leading if self.leads else Following
         self._steps: Leading | Following = make(exchange, sample_id, self._stale)
         self._has_ids = sample_id is not None
+        self._alignment = alignment
+        """The digest of the rows that `plait psi` has aligned, if it has."""
         self._delay: Delay | None = None
         self._private = PrivateParty(exchange)
         self._said_bytes = time.monotonic()
@@ -101,6 +111,7 @@ class Federal:
         self.inner.begin(model)
         if self.inner.worker_num > 1 and not self.inner.in_step:
             raise FederalError("workers of a party have to take their steps together: use a collective strategy")
+        refuse_scaler(model, "two parties")
         party = self.communicator.party
         facts = {
             "protocol": PROTOCOL,
@@ -113,6 +124,7 @@ class Federal:
             "gradient_clip": None if model.gradient.clip is None else [model.gradient.clip, model.gradient.clip_type],
             "gradient_merge": self.inner.gradient_merge,
             "sample ids": self._has_ids,
+            **({} if self._alignment is None else {"aligned rows": self._alignment}),
         }
         channel = self.communicator.connect(self.inner.worker_id, facts)
         self.exchange.use(channel)
@@ -317,7 +329,8 @@ class Federal:
                 )
         inner, feedback = self.inner.capture(model, directory), self.exchange.feedback.state_dict()
         everybodys = self.inner.gather(feedback) if self.inner.in_step else [feedback]
-        return {"party": inner, "save": name, "feedback": everybodys, "steps": self._steps_made}
+        state = {"party": inner, "save": name, "feedback": everybodys, "steps": self._steps_made}
+        return state if self._alignment is None else state | {"aligned": self._alignment}
 
     def durable(self, state: Mapping[str, Any], directory: str | None) -> bool:
         return self.inner.durable(state["party"], directory)
@@ -391,11 +404,20 @@ class Federal:
         raise SystemExit(START_AGAIN)
 
     def restore(self, model: Model, state: Mapping[str, Any], directory: str | None) -> None:
+        if state.get("aligned") != self._alignment:
+            raise DataError(
+                f"the checkpoint was made with aligned rows {_short(state.get('aligned'))}, and this run has "
+                f"{_short(self._alignment)}: give FederalModel(aligned=...) the directory that it had"
+            )
         self.inner.restore(model, state["party"], directory)
         self._steps_made = int(state.get("steps", 0))
         everybodys = state["feedback"]
         own = everybodys[self.inner.worker_id] if len(everybodys) == self.inner.worker_num else {}
         self.exchange.feedback.load_state_dict(cast("Mapping[str, torch.Tensor]", own))
+
+
+def _short(digest: str | None) -> str:
+    return "of no alignment" if digest is None else digest[:12]
 
 
 def _as_json(value: Any) -> Any:

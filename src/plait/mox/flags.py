@@ -39,20 +39,24 @@ class _Flag:
 
 
 FLAGS = {
+    "capture_steps": _Flag(False, "on a GPU, replay each training step as one graph"),
     "checkpoint_exclude_patterns": _Flag("", "variables not loaded from checkpoint_path: patterns by comma"),
     "checkpoint_include_patterns": _Flag("", "variables loaded from checkpoint_path; empty: all"),
+    "compile_modules": _Flag(False, "compile the network with torch.compile"),
+    "device": _Flag("auto", "where: 'auto' (a GPU if there is one), 'cpu', 'cuda:1'"),
     "gradient_clip": _Flag(None, "limit for gradients; none: they are left alone"),
     "gradient_clip_type": _Flag("norm", "'norm': the norm of all gradients together; 'value': each element"),
     "job_name": _Flag("worker", "'worker' or 'ps'"),
     "log_first_clone": _Flag(True, "log the first replica only, not the mean of all"),
     "loss_scale": _Flag(1.0, "the loss is multiplied by it, gradients are divided by it"),
     "num_gpus": _Flag(1, "replicas in this process"),
+    "precision": _Flag("fp32", "'fp32', 'tf32', 'bf16' or 'fp16'"),
     "ps_hosts": _Flag("", "host:port of the parameter servers, by comma"),
     "sync_replicas": _Flag(True, "workers move the variables together"),
     "task_index": _Flag(0, "number of this process among those of its job"),
     "trainable_exclude_patterns": _Flag("", "variables that are not trained: regular expressions, by comma"),
     "trainable_include_patterns": _Flag("", "variables that are trained; empty: all"),
-    "use_fp16": _Flag(False, "compute in half precision where it is safe"),
+    "use_fp16": _Flag(False, "compute in half precision where it is safe; the same as precision='fp16'"),
     "worker_hosts": _Flag("", "host:port of the workers, by comma; empty: one worker"),
 }
 

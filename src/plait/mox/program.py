@@ -13,7 +13,6 @@ from plait.engine.evaluation_hooks import AggregativeSessionRunHook
 from plait.engine.functions import takes
 from plait.engine.hooks import SessionRunHook
 from plait.engine.model import Model
-from plait.engine.report import log
 from plait.engine.settings import GradientConfig, SessionConfig
 from plait.engine.strategy import Strategy
 from plait.engine.task import MODE, TaskScope
@@ -22,7 +21,6 @@ from plait.mox.flags import get_flag, selected
 from plait.mox.replicas import JoinedSource, join, shares
 from plait.mox.spec import ModeKeys, ModelSpec
 from plait.optim.assign import Assignment, PartialAssignment, in_scope
-from plait.rng import isolated_rng
 
 __all__ = ["EVAL", "TRAIN", "Program"]
 
@@ -47,6 +45,8 @@ class Program:
         self._optimizer_fn = optimizer_fn
         self._batch_size = batch_size
         self._replicas: int = get_flag("num_gpus")
+        self.sources: dict[str, Any] = {}
+        """What the input_fn gave for each mode, before it was put into batches."""
         self.replica_specs: dict[str, list[ModelSpec]] = {}
         """The last ModelSpec of each replica, for each mode."""
 
@@ -61,13 +61,12 @@ class Program:
         other = modes[MODE.EVAL]
         if other is not None:
             model.eval_fn(lambda _, sample: self._spec(other, sample) and None)
-        precision = "fp16" if get_flag("use_fp16") else "fp32"
         gradient = GradientConfig(
             loss_scale=get_flag("loss_scale"),
             clip=get_flag("gradient_clip"),
             clip_type=get_flag("gradient_clip_type"),
         )
-        model.compile(session_config=SessionConfig(precision=precision), gradient=gradient, strategy=strategy)
+        model.compile(session_config=_session_config(), gradient=gradient, strategy=strategy)
         shown = model.metric_states.get(TRAIN, {})
         if run_mode == ModeKeys.TRAIN and "loss" not in self.specs[run_mode].log_info:
             shown.pop("loss", None)  # the log shows what log_info says
@@ -91,6 +90,7 @@ class Program:
         if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__") and not streamed:
             data = SequenceSource(data)  # type: ignore[arg-type] # a Dataset with a length is a sequence
         source = sample.source if sample is not None else as_source(data)
+        self.sources[mode] = source
         if self._batch_size is not None and source.batch_size is None:
             in_batches = getattr(source, "batched", None)  # data sets make batches in their readers
             source = in_batches(self._batch_size) if in_batches else BatchedSource(source, self._batch_size)
@@ -100,7 +100,7 @@ class Program:
 
     def _spec(self, mode: str, sample: Sample) -> ModelSpec:
         """Call the model_fn; its parts are checked in the first call of a mode, when hooks and metrics are made."""
-        spec = self._one_spec(mode, sample) if self._replicas == 1 else self._joined_spec(mode, sample)
+        spec = self.one_spec(mode, sample) if self._replicas == 1 else self._joined_spec(mode, sample)
         self.specs[mode] = spec
         if spec.log_info:
             add_metric = self.model.add_metric
@@ -110,7 +110,8 @@ class Program:
             self.model.add_hooks(spec.hooks)
         return spec
 
-    def _one_spec(self, mode: str, sample: Sample) -> ModelSpec:
+    def one_spec(self, mode: str, sample: Sample) -> ModelSpec:
+        """Call the model_fn with a batch; what it says is checked until `specs` has this mode."""
         inputs = sample.unnamed()
         spec = self._model_fn(sample if inputs is None else inputs, mode)
         if type(spec) is not ModelSpec:
@@ -126,7 +127,7 @@ class Program:
         specs, weights = [], []
         for part, weight in shares(sample, self._replicas):
             self.model._store.call_again()  # noqa: SLF001 - replicas share their variables
-            specs.append(self._one_spec(mode, part))
+            specs.append(self.one_spec(mode, part))
             weights.append(weight)
         self.replica_specs[mode] = specs
         first = mode == ModeKeys.TRAIN and get_flag("log_first_clone")  # an evaluation is of all rows
@@ -176,23 +177,6 @@ class Program:
             )
         return factories * losses if len(factories) == 1 else factories
 
-    def check_export(self, key: str) -> None:
-        """Call the model_fn once in EXPORT mode, before the time is spent on training."""
-        scope = TRAIN if TRAIN in self.model.streams else EVAL
-        now = self.model._now  # noqa: SLF001 - a friend
-        with self.model.scope(), torch.no_grad(), isolated_rng(self.model.seed):
-            now.enter_mode(False)
-            sample = self.model.streams[scope].read()
-            spec = self._model_fn(sample.unnamed() or sample, ModeKeys.EXPORT)
-            now.leave()
-        if not isinstance(spec, ModelSpec):
-            raise FunctionError(
-                f"the model_fn returned {type(spec).__name__} in EXPORT mode: return mox.ModelSpec(...)"
-            )
-        spec.check(ModeKeys.EXPORT)
-        self.model.add_extra_data("export_spec", spec.export_spec)
-        log.warning("export_model=%s: the ExportSpec was checked, but this version does not write exports yet", key)
-
 
 def _check_hooks(hooks: Sequence[SessionRunHook]) -> None:
     """Ask the three questions once, so that one without an answer is found before training."""
@@ -220,3 +204,13 @@ def _freeze(model: Model) -> None:
     for name, variable in model.trainable_variables().items():
         if not selected(name, include, exclude):
             variable.requires_grad_(False)
+
+
+def _session_config() -> SessionConfig:
+    """What the flags say of how to compute."""
+    return SessionConfig(
+        device=get_flag("device"),
+        precision="fp16" if get_flag("use_fp16") else get_flag("precision"),
+        compile=get_flag("compile_modules"),
+        capture=get_flag("capture_steps"),
+    )

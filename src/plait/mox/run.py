@@ -16,10 +16,12 @@ from plait.engine.report import log, show_log
 from plait.engine.stage import LoopStage, eval_loop, train_loop
 from plait.engine.strategy import Strategy
 from plait.errors import ConfigError, MismatchError
+from plait.export.script import asked
+from plait.mox.export import Wanted, prepared, wanted
 from plait.mox.flags import get_flag, selected
 from plait.mox.outputs import OutputHook
 from plait.mox.program import EVAL, TRAIN, Program
-from plait.mox.spec import ExportKeys, ModeKeys
+from plait.mox.spec import ModeKeys
 from plait.variables import bank
 from plait.variables.checkpoint import CheckpointDir
 
@@ -67,28 +69,28 @@ def run(
         output_every_n_steps: how often `output_fn` is called.
         save_summary_steps: how often summaries are written.
         save_model_secs: how often a checkpoint is made, in seconds; wins over `save_model_steps`.
-        export_model: a key of `ExportKeys`, or False.
+        export_model: a key of `ExportKeys`; False: nothing is exported. The versions are in LOG_DIR/export.
         fetch_strategy_fn: must be None.
         save_model_steps: the same in steps.
 
     """
-    _check(input_fn, model_fn, output_fn, run_mode, inter_mode, export_model, fetch_strategy_fn)
+    _check(input_fn, model_fn, output_fn, run_mode, inter_mode, fetch_strategy_fn)
     _check_numbers(batch_size=1 if batch_size is None else batch_size, log_every_n_steps=log_every_n_steps)
     _check_numbers(0, max_number_of_steps=max_number_of_steps, output_every_n_steps=output_every_n_steps)
+    export = wanted(export_model, log_dir)
     if (strategy := _place(run_mode)) is None:
         return
     program = Program(input_fn, model_fn, optimizer_fn, batch_size if auto_batch else None)
     model = program.build(run_mode, inter_mode, strategy)
-    with _closed_on_error(model):
-        _load(model, run_mode, log_dir, checkpoint_path)
-        if export_model:
-            program.check_export(export_model)
+    write = _made_ready(program, run_mode, log_dir, checkpoint_path, export)
     specs = partial(program.specs_of_replicas, run_mode)
     outputs = [] if output_fn is None else [OutputHook(specs, output_fn, output_every_n_steps)]
     procedure = _procedure(run_mode, max_number_of_steps, log_dir)
     directory = log_dir if run_mode == ModeKeys.TRAIN else None
     saving = _save_interval(save_model_secs, save_model_steps)
     _fit(model, procedure, log_every_n_steps, directory, saving, save_summary_steps, outputs)
+    if write is not None and strategy.worker_id == 0:
+        write()
 
 
 def _place(run_mode: str) -> Strategy | None:
@@ -100,6 +102,21 @@ def _place(run_mode: str) -> Strategy | None:
     if strategy is None:
         log.info("%s is for the first worker, who has all variables: this one is done", run_mode)
     return strategy
+
+
+def _made_ready(
+    program: Program, run_mode: str, log_dir: str | None, checkpoint_path: str | None, export: Wanted | None
+) -> Callable[[], object] | None:
+    """Load variables and check the export, if there will be one; a run for its sake alone ends here."""
+    model, request = program.model, asked()
+    with _closed_on_error(model):
+        if export is not None and _has_rows_elsewhere(model):
+            raise ConfigError("a SparseEmbedding has no fixed rows that could be exported: use nn.Embedding")
+        if export is not None and request is not None:
+            request.take_up(model)
+            request.done(prepared(program, export)())
+        _load(model, run_mode, log_dir, checkpoint_path)
+        return None if export is None else prepared(program, export)
 
 
 @contextmanager
@@ -146,7 +163,6 @@ def _check(
     output_fn: Any,
     run_mode: str,
     inter_mode: str | None,
-    export_model: Any,
     fetch_strategy_fn: Any,
 ) -> None:
     modes = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
@@ -161,9 +177,6 @@ def _check(
             raise ConfigError(f"{name} is {function!r}: give a function")
     if run_mode == ModeKeys.PREDICT and output_fn is None:
         raise ConfigError("PREDICT hands what it finds to output_fn: pass output_fn=, a function of a list of dicts")
-    keys = (ExportKeys.TF_SERVING, ExportKeys.ONNX, ExportKeys.TORCH)
-    if export_model and export_model not in keys:
-        raise ConfigError(f"export_model={export_model!r}: write one of mox.ExportKeys, {', '.join(keys)}, or False")
     if fetch_strategy_fn is not None:
         raise ConfigError("fetch_strategy_fn is not supported: leave it out")
     _check_numbers(num_gpus=get_flag("num_gpus"))

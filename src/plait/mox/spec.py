@@ -36,11 +36,17 @@ class ExportKeys:
 
 @dataclasses.dataclass(frozen=True)
 class ExportSpec:
-    """The inputs and outputs of the model that is exported; `version` -1 is the next number."""
+    """The inputs and outputs of the model that is exported; `version` -1 is the next number.
+
+    Inputs are fields of the batch, or placeholders. The names of the classes, and how a picture becomes an input, come
+    from the data set if it knows them; `labels` and `preprocess` say otherwise.
+    """
 
     inputs_dict: Mapping[str, torch.Tensor]
     outputs_dict: Mapping[str, torch.Tensor]
     version: int | str = -1
+    labels: Sequence[str] | None = dataclasses.field(default=None, kw_only=True)
+    preprocess: Mapping[str, Any] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for what in ("inputs_dict", "outputs_dict"):

@@ -388,9 +388,11 @@ class Net(nn.Module):
 
     def __call__(self, images: Tensor) -> tuple[Tensor, MutableMapping[str, Tensor]]:
         result: tuple[Tensor, dict[str, Tensor]]
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             result = super().__call__(images)
             return result[0], dict(result[1])
+        if self.training or torch.is_grad_enabled():
+            return self._called_in_training(images)
         self._keeping = self.points.looked_at
         try:
             result = super().__call__(images)
@@ -408,6 +410,26 @@ class Net(nn.Module):
                 return dict(self.forward(images)[1])
 
         return result[0], EndPoints(result[1], self.points, again)
+
+    def _called_in_training(self, images: Tensor) -> tuple[Tensor, MutableMapping[str, Tensor]]:
+        """All end points, which gradients need anyway; of a compiled network those that were looked at before."""
+        compiled = self._compiled_call_impl is not None
+        self._keeping = self.points.looked_at if compiled else None
+        try:
+            logits, found = super().__call__(images)
+        finally:
+            self._keeping = None
+        all_of_them = dict(found)
+
+        def again() -> dict[str, Tensor]:
+            if compiled:
+                raise FunctionError(
+                    "a compiled network gives the end points that were looked at in its first call, and only those: "
+                    f"{', '.join(all_of_them) or 'none'}; look at the same ones at every call, or leave compile out"
+                )
+            return all_of_them
+
+        return logits, EndPoints(all_of_them, self.points, again)
 
     def new_points(self) -> Kept:
         """What `forward` puts its end points into."""

@@ -102,7 +102,8 @@ class Adam(_Rule):
         v += (1 - beta2) * (g * g - v)
         w -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + eps)
 
-    `weight_decay` adds `weight_decay * w` to the gradient.
+    `weight_decay` adds `weight_decay * w` to the gradient. With `capturable`, steps are counted on the device, for a
+    step that is recorded in a graph.
     """
 
     def __init__(
@@ -112,11 +113,14 @@ class Adam(_Rule):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        *,
+        capturable: bool = False,
     ) -> None:
         _check_at_least_zero(lr=lr, eps=eps, weight_decay=weight_decay)
         beta1, beta2 = betas
         _check_below_one(beta1=beta1, beta2=beta2)
-        super().__init__(params, {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay})
+        settings = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**settings, "capturable": capturable})
 
     def _move(self, group: dict[str, Any], variables: list[Tensor], gradients: Tensors) -> None:
         beta1, beta2 = group["betas"]
@@ -127,9 +131,30 @@ class Adam(_Rule):
         _foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
         roots = _foreach_sqrt(squares)
         _foreach_add_(roots, group["eps"])
+        if group.get("capturable"):
+            self._move_on_device(group, variables, means, roots)
+            return
         counts = [self._count(variable) for variable in variables]
         rates = {n: -group["lr"] * math.sqrt(1 - beta2**n) / (1 - beta1**n) for n in set(counts)}
         _foreach_addcdiv_(variables, means, roots, [rates[n] for n in counts])
+
+    def _move_on_device(
+        self, group: dict[str, Any], variables: list[Tensor], means: list[Tensor], roots: Tensors
+    ) -> None:
+        """The same with the counts as tensors: nothing is looked at. In float32, little is left of 1 - 0.999."""
+        beta1, beta2 = group["betas"]
+        counts = []
+        for variable in variables:
+            state = self.state[variable]
+            count = state.get("step", 0.0)
+            if not isinstance(count, Tensor) or count.device != variable.device or count.dtype != torch.float64:
+                state["step"] = count = torch.full((), float(count), dtype=torch.float64, device=variable.device)
+            counts.append(count)
+        _foreach_add_(counts, 1.0)
+        moves = _foreach_div(means, roots)
+        for count, move, variable in zip(counts, moves, variables, strict=True):
+            rate = group["lr"] * torch.sqrt(1 - beta2**count) / (1 - beta1**count)
+            variable.sub_(move.mul_(rate))
 
     def _count(self, variable: Tensor) -> int:
         """How many steps the variable has made, this one included."""
@@ -167,12 +192,19 @@ class RMSProp(_Rule):
 
     def _move(self, group: dict[str, Any], variables: list[Tensor], gradients: Tensors) -> None:
         roots = self._roots(group, variables, gradients)
+        rate = group["lr"]
         if not group["momentum"]:
-            _foreach_addcdiv_(variables, gradients, roots, -group["lr"])
+            if isinstance(rate, Tensor):
+                _foreach_sub_(variables, _times(_foreach_div(gradients, roots), rate))
+            else:
+                _foreach_addcdiv_(variables, gradients, roots, -rate)
             return
         moves = self._slot("momentum_buffer", variables)
         _foreach_mul_(moves, group["momentum"])
-        _foreach_addcdiv_(moves, gradients, roots, group["lr"])
+        if isinstance(rate, Tensor):
+            _foreach_add_(moves, _times(_foreach_div(gradients, roots), rate))
+        else:
+            _foreach_addcdiv_(moves, gradients, roots, rate)
         _foreach_sub_(variables, moves)
 
     def _roots(self, group: dict[str, Any], variables: list[Tensor], gradients: Tensors) -> Tensors:
@@ -225,7 +257,7 @@ class Ftrl(_Rule):
 
     def _move(self, group: dict[str, Any], variables: list[Tensor], gradients: Tensors) -> None:
         rate = group["lr"]
-        if not rate > 0:
+        if not isinstance(rate, Tensor) and not rate > 0:  # a tensor's value is not looked at
             raise ConfigError(f"the learning rate has come to {rate}: FTRL divides by it; keep the schedule above 0")
         squares = self._slot("square_sum", variables, group["initial_accumulator_value"])
         linear = self._slot("linear", variables)
@@ -235,9 +267,18 @@ class Ftrl(_Rule):
         _foreach_add_(linear, gradients)
         if group["l2_shrinkage"]:
             _foreach_add_(linear, variables, alpha=2 * group["l2_shrinkage"])
-        _foreach_addcmul_(linear, _foreach_sub(after, before), variables, -1 / rate)
+        if isinstance(rate, Tensor):
+            _foreach_addcmul_(linear, _times(_foreach_sub(after, before), 1 / rate), variables, -1.0)
+        else:
+            _foreach_addcmul_(linear, _foreach_sub(after, before), variables, -1 / rate)
         _foreach_copy_(variables, _nearest(linear, group["l1"]))
         _foreach_div_(variables, _curvatures(after, rate, group["beta"] / rate + 2 * group["l2"]))
+
+
+def _times(tensors: Tensors, factor: Tensor) -> Tensors:
+    """In place, by one number on the device."""
+    _foreach_mul_(tensors, factor)
+    return tensors
 
 
 def _power(tensors: Tensors, exponent: float) -> Tensors:
@@ -252,8 +293,13 @@ def _nearest(linear: Tensors, l1: float) -> Tensors:
     return clipped
 
 
-def _curvatures(powers: Tensors, rate: float, more: float) -> Tensors:
+def _curvatures(powers: Tensors, rate: Any, more: Any) -> Tensors:
+    """With numbers, or tensors of one."""
     curvatures = _foreach_div(powers, rate)
-    _foreach_add_(curvatures, more)
+    if isinstance(more, Tensor):
+        for curvature in curvatures:  # torch's own, of all at once, would look at the value
+            curvature.add_(more)
+    else:
+        _foreach_add_(curvatures, more)
     _foreach_clamp_min_(curvatures, TINY)  # no gradient yet and an accumulator that starts at zero
     return curvatures

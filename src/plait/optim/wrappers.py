@@ -15,7 +15,7 @@ from plait.errors import ConfigError
 from plait.optim.assign import Factory
 from plait.optim.rules import loss_of
 
-__all__ = ["BatchGradients", "Lars", "WrapperFactory", "get_optimizer_wrapper_fn"]
+__all__ = ["BatchGradients", "Lars", "WrapperFactory", "chain", "get_optimizer_wrapper_fn"]
 
 BATCHES_DONE = "batches_done"
 GRADIENT_SUM = "gradient_sum"
@@ -106,7 +106,7 @@ class BatchGradients(_Wrapper):
     def __init__(self, inner: Optimizer, num_batches: int, sync_on_apply: bool = True) -> None:
         if not isinstance(num_batches, int) or num_batches < 1:
             raise ConfigError(f"batch_gradients: num_batches is {num_batches!r}; write a whole number from 1 up")
-        if any(isinstance(wrapped, BatchGradients) for wrapped in _chain(inner)):
+        if any(isinstance(wrapped, BatchGradients) for wrapped in chain(inner)):
             raise ConfigError("batch_gradients stands twice: write it once, with the product of both num_batches")
         super().__init__(inner)
         self.num_batches, self.sync_on_apply = num_batches, sync_on_apply
@@ -172,7 +172,8 @@ class BatchGradients(_Wrapper):
         }
 
 
-def _chain(optimizer: Optimizer) -> Iterable[Optimizer]:
+def chain(optimizer: Optimizer) -> Iterable[Optimizer]:
+    """The optimizer, and those inside of it."""
     yield optimizer
     while isinstance(optimizer, _Wrapper):
         optimizer = optimizer.inner

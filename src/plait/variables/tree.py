@@ -46,20 +46,32 @@ def join_tree(json_tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def snapshot(tree: Any) -> Any:
     """A copy that shares no memory with `tree`: its tensors are detached, contiguous and on the CPU."""
+    on_gpu: set[torch.device] = set()
+    copied = _copied(tree, on_gpu)
+    for device in on_gpu:  # once for all of them
+        torch.cuda.synchronize(device)
+    return copied
+
+
+def _copied(tree: Any, on_gpu: set[torch.device]) -> Any:
     if isinstance(tree, Tensor):
-        return _copy_tensor(tree.detach())
+        return _copy_tensor(tree.detach(), on_gpu)
     if isinstance(tree, dict):
-        return {key: snapshot(value) for key, value in tree.items()}
+        return {key: _copied(value, on_gpu) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [snapshot(item) for item in tree]
+        return [_copied(item, on_gpu) for item in tree]
     if isinstance(tree, tuple):
-        return tuple(snapshot(item) for item in tree)
+        return tuple(_copied(item, on_gpu) for item in tree)
     return copy.deepcopy(tree)
 
 
-def _copy_tensor(tensor: Tensor) -> Tensor:
+def _copy_tensor(tensor: Tensor, on_gpu: set[torch.device]) -> Tensor:
     if not _is_dense(tensor):
         return tensor.clone()  # `split_tree` refuses it, and can say where it was
+    if tensor.is_cuda:  # into pinned memory, which torch keeps for the next time
+        on_gpu.add(tensor.device)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        return pinned.copy_(tensor, non_blocking=True)
     # clone() would keep a conjugate or negative view lazy, and the bytes behind it are not its values
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
 

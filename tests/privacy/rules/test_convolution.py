@@ -24,12 +24,15 @@ OPTIONS = [
 SIZES = {nn.Conv1d: (9,), nn.Conv2d: (8, 7), nn.Conv3d: (5, 6, 5)}
 
 
-@pytest.fixture(params=["ghost", "direct", "grouped"])
+@pytest.fixture(params=["ghost", "direct", "grouped", "in parts"])
 def path(request, monkeypatch):
     """Every way for all shapes, also where another one would be chosen."""
     monkeypatch.setattr(rule, "ghost_pays", lambda *_: request.param == "ghost")
     if request.param == "grouped":
         monkeypatch.setattr(rule, "MOST_UNFOLDED", 0)
+    if request.param == "in parts":  # as on a GPU
+        monkeypatch.setattr(rule, "LEAST_PART", 1)
+        monkeypatch.setattr(rule.Convolution, "squares", rule.Convolution._squares_in_parts)
     return "ghost" if request.param == "ghost" else "direct"
 
 

@@ -19,6 +19,8 @@ UNFOLDING = 20
 """What it costs to copy a number into a patch, in multiplications."""
 MOST_UNFOLDED = 1 << 21
 """How many numbers all patches may have together: more of them cost more in fresh memory than they save."""
+LEAST_PART = 1 << 20
+"""So many numbers, at least, the patches of a part have that a GPU looks at at once."""
 
 
 class Convolution(Term):
@@ -42,10 +44,29 @@ class Convolution(Term):
 
     def squares(self) -> Tensor:
         if self.path == DIRECT:
-            return row_squares(self.dense().flatten(1))
+            on_cpu = self.outputs.device.type == "cpu"
+            return row_squares(self.dense().flatten(1)) if on_cpu else self._squares_in_parts()
         patches, outputs = self._patches(), self._positions()
         squares = gram_squares(patches.transpose(1, 2), outputs.transpose(1, 2))
         return squares.view(self.microbatches, self.layer.groups).sum(1)
+
+    def _squares_in_parts(self) -> Tensor:
+        """On a GPU patches are quick, groups by the thousand are not, and memory is short: so, some at a time.
+
+        Nothing is kept: the weighted sum is an ordinary backward pass.
+        """
+        most = max(LEAST_PART, self.inputs.numel() + self.outputs.numel())
+        rows, layer = len(self.outputs) // self.microbatches, self.layer
+        numbers = layer.groups * layer.weight[0].numel() * prod(self.outputs.shape[2:]) * rows
+        size = max(1, most // numbers)
+        found = []
+        for begin in range(0, self.microbatches, size):
+            end = min(begin + size, self.microbatches)
+            inputs, outputs = (one[begin * rows : end * rows] for one in (self.inputs, self.outputs))
+            part = Convolution(layer, inputs, outputs, end - begin)
+            part._unfolds = True
+            found.append(row_squares(part.dense().flatten(1)))
+        return torch.cat(found)
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self._kept is not None:
@@ -115,7 +136,8 @@ def convolution(layer: Any, call: Call, names: Collection[str]) -> dict[str, Ter
         inputs = wide(call.input.detach())
         terms["weight"] = Convolution(layer, _padded(layer, inputs), outputs, call.microbatches)
     if "bias" in names:
-        terms["bias"] = Dense(outputs.flatten(2).sum(2).view(call.microbatches, -1, layer.out_channels).sum(1))
+        rows = outputs.flatten(2).sum(2) if outputs.is_contiguous() else outputs.sum(tuple(range(2, outputs.dim())))
+        terms["bias"] = Dense(rows.view(call.microbatches, -1, layer.out_channels).sum(1))
     return terms
 
 
