@@ -14,9 +14,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(
-    path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py") if path.parent.parent.name != "federal"
+    path.relative_to(EXAMPLES).as_posix()
+    for path in EXAMPLES.rglob("*.py")
+    if path.parent.parent.name != "federal" and path.parent.name != "wide_and_deep"
 )
-"""Those of two parties have tests of their own."""
+"""Those of two parties, and those that are run in several ways, have tests of their own."""
 
 
 @pytest.fixture
@@ -201,8 +203,26 @@ def test_collective(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == ["model.json", "model.pt2"]
 
 
+def test_export(run, tmp_path):
+    out = run("mox/export.py", "log_dir").splitlines()
+    assert out[0] == "version 1, of step 300: onnx"
+    assert numbers(out[1])[0] > 0.85
+    assert re.search(r"the first picture is digit \d$", out[1])
+    version = tmp_path / "log_dir" / "export" / "1"
+    assert sorted(path.name for path in version.iterdir()) == ["labels.txt", "model.json", "model.onnx"]
+
+
 def test_parameter_server(run, tmp_path):
     out = run("openks/parameter_server.py", "saved")
     assert out.count("worker_index: 0, step: ") == 8
     assert numbers(out)[-1] > 0.95
     assert any((tmp_path / "saved").iterdir())
+
+
+def test_people_whom_two_companies_share(run):
+    said = run("psi/people.py").splitlines()
+    assert said[0] == "4 customers of the shop, 4 of the bank, 3 of both"
+    assert {line.split(",")[0] for line in said[1:4]} == {"José García", "Grace Hopper", "李雷"}
+    births = [re.findall(r"\d{4}-\d\d-\d\d", line) for line in said[1:4]]
+    assert all(left == right for left, right in births)
+    assert said[4] == "the same rows in the same order at both: True"

@@ -97,9 +97,10 @@ def test_facts_are_plain():
         "step": 7,
         "metrics": {"accuracy": 0.5, "loss": None},
         "epsilon": None,
+        "party": None,
         "preprocess": {"mean": [1.5, [2]]},
     }
-    assert check_facts(None) == {"step": None, "metrics": {}, "epsilon": None, "preprocess": None}
+    assert check_facts(None) == {"step": None, "metrics": {}, "epsilon": None, "party": None, "preprocess": None}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ def test_it_is_what_the_module_is(tmp_path, capfd):
         assert (found["top"] == expected["top"]).all()
 
 
+class Same(nn.Module):
+    def forward(self, x, y):
+        return {"x": x + 1, "x_out": y * 2}
+
+
+def test_an_output_with_an_inputs_name(tmp_path):
+    program = traced(Same(), {"x": torch.rand(2, 3), "y": torch.rand(2, 3)})
+    room.write(program, tmp_path)
+    found = room.open_run(tmp_path, {"outputs": program.outputs}, 1)(
+        {"x": np.ones((1, 3), "f4"), "y": np.ones((1, 3), "f4")}
+    )
+    assert {name: value.tolist() for name, value in found.items()} == {"x": [[2, 2, 2]], "x_out": [[2, 2, 2]]}
+    outputs = [one.name for one in onnx.load(tmp_path / room.FILE).graph.output]
+    assert outputs == ["x_out_out", "x_out"]
+
+
 def test_what_is_in_the_file(tmp_path):
     room.write(traced(Scores(), example(2)), tmp_path)
     model = onnx.load(tmp_path / room.FILE)

@@ -54,6 +54,7 @@ def test_it_gives_what_the_module_gives_in_evaluation(tmp_path, strategy):
     assert model.training
     assert model.drop.training
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.pt2"]
+    assert load(tmp_path).about["step"] == 1
     program = torch.export.load(tmp_path / "model.pt2").module()
     algorithm.stop_worker()
     model.eval()

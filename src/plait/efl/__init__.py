@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.data import Sample
 from plait.efl import framework, optimizer_fn, privacy, procedure_fn, stage
+from plait.efl.export import export
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.stage import Stage
@@ -27,6 +28,7 @@ __all__ = [
     "Stage",
     "TaskScope",
     "current_task_scope",
+    "export",
     "framework",
     "metrics",
     "optimizer_fn",

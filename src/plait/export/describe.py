@@ -23,7 +23,7 @@ LABELS = "labels.txt"
 _FORMAT = 1
 _MAX_BYTES = 64 * 2**20
 """A description is small; whoever hands us a larger one wants something else."""
-_FACTS: dict[str, Any] = {"epsilon": None, "metrics": {}, "preprocess": None, "step": None}
+_FACTS: dict[str, Any] = {"epsilon": None, "metrics": {}, "party": None, "preprocess": None, "step": None}
 _BLOCK = 2**20
 
 

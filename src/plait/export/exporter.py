@@ -15,6 +15,7 @@ from plait.export.check import compare, worked_out
 from plait.export.describe import LABELS, check_facts, check_labels, write_about
 from plait.export.formats import FORMATS, check_formats
 from plait.export.program import in_evaluation, trace
+from plait.export.pruning import prune
 from plait.export.publish import NEXT, check_version, publish
 
 __all__ = ["export", "write_export"]
@@ -37,7 +38,7 @@ def export(
         inputs: an example of each input. The first dimension is the batch, which may then have any size. Whole
             numbers are only tried with values that stand here: an index into a table has to be in it.
         directory: where the versions are.
-        formats: "torch" (`torch.export`), "onnx".
+        formats: "torch" (`torch.export`), "onnx", "tf" (a SavedModel of TensorFlow).
         version: -1 for the next number; a number or a name is taken as it is and must be new.
         labels: the names of the classes.
         facts: of `step`, `metrics`, `epsilon` and `preprocess`, what is known.
@@ -63,6 +64,9 @@ def write_export(
     _check_inputs(inputs)
     with in_evaluation(module):
         program = trace(module, inputs)
+        prune(program)
+        for name in wanted:
+            FORMATS[name].check(program)
         trials = worked_out(module, inputs, program)
     body: dict[str, Any] = {"formats": wanted, "inputs": program.inputs, "outputs": program.outputs, **known}
     body["labels"] = LABELS if names else None

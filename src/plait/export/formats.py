@@ -34,6 +34,12 @@ class Format:
     """Packages to run it."""
     extra: str = "export"
     """What installs them."""
+    checks: bool = False
+    """Whether there are modules that it cannot carry; its module then has `check`, too."""
+
+    def check(self, program: Program) -> None:
+        if self.checks:
+            importlib.import_module(self.module).check(program)
 
     def write(self, program: Program, folder: Path) -> None:
         importlib.import_module(self.module).write(program, folder)
@@ -47,6 +53,9 @@ class Format:
 FORMATS = {
     "torch": Format(module="plait.export.program"),
     "onnx": Format(module="plait.export.onnx", needs=("onnx", "onnxscript", "onnxruntime"), runs_with=("onnxruntime",)),
+    "tf": Format(
+        module="plait.export.savedmodel", needs=("tensorflow",), runs_with=("tensorflow",), extra="tf", checks=True
+    ),
 }
 
 

@@ -7,7 +7,7 @@ import importlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def write(program: Program, folder: Path) -> None:
             made = torch.onnx.export(
                 program.exported,
                 input_names=[one["name"] for one in program.inputs],
-                output_names=[one["name"] for one in program.outputs],
+                output_names=_output_names(program.inputs, program.outputs),
                 dynamo=True,
                 verbose=False,
             )
@@ -48,6 +48,19 @@ def write(program: Program, folder: Path) -> None:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"torch.onnx cannot write this module: {first}. Nothing was published") from error
+
+
+def _output_names(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the outputs in the file: in a graph of ONNX an output cannot be called as an input is."""
+    taken = {one["name"] for one in [*inputs, *outputs]}
+    clash = {one["name"] for one in inputs}
+    found = []
+    for one in outputs:
+        name = one["name"]
+        while name in clash or (name != one["name"] and name in taken):
+            name += "_out"
+        found.append(name)
+    return found
 
 
 @contextlib.contextmanager
@@ -75,8 +88,9 @@ def open_run(folder: Path, about: Mapping[str, Any], threads: int | None) -> Run
         options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
     names = [one["name"] for one in about["outputs"]]
+    inside = [one.name for one in session.get_outputs()]  # where one is also an input's, it is another
 
     def run(inputs: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+        return dict(zip(names, session.run(inside, dict(inputs)), strict=True))
 
     return run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,13 @@ class Program:
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     """In the form that `model.json` has."""
+
+    @functools.cached_property
+    def core(self) -> Any:
+        """The program with the few operators that all others are made of."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of itself
+            return self.exported.run_decompositions()
 
 
 def named_outputs(output: Any) -> dict[str, Any]:

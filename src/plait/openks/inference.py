@@ -42,7 +42,8 @@ def save_inference_model(
     with program.unwatched(), _with_own_rows(module), in_evaluation(module):
         inputs, fixed = _inputs(module, call, feeded_var_names, device)
         names, choose = _outputs(module(**inputs, **fixed), target_vars)
-        fill = functools.partial(write_export, _Chosen(module, fixed, choose), inputs)
+        facts = {"step": program.global_step.value}
+        fill = functools.partial(write_export, _Chosen(module, fixed, choose), inputs, facts=facts)
         replace_files(dirname, fill, last=ABOUT)
     return names
 
