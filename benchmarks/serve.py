@@ -2,38 +2,44 @@
 
 resnet_v1_18 at 224: one-picture requests of many clients, against onnxruntime in this process with the same threads
 and batch. lenet: requests a second, beside a route of the same web server that gives back what it gets; then the
-times of answers at half that load, each counted from the moment at which the request was due. Clients and server share
-the machine. Under two minutes.
+times of answers at half that load, each counted from the moment at which the request was due. Then malformed requests,
+and new versions while clients ask. All in turns, several times; the table has medians, the file the least and greatest
+as well. `cpu` is the processor time of the server's process for a request, which others on the machine change less.
+Clients and servers share the machine. Under three minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import datetime
 import json
 import os
 import platform
 import re
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from plait import nets
-from plait.export import export, load
+from plait.export import export
 
 __all__ = ["echo", "main", "measure"]
 
@@ -71,9 +77,24 @@ def echo(port: int) -> None:
     uvicorn.run(app, port=port, http="httptools", ws="none", lifespan="off", access_log=False, log_level="error")
 
 
+class Server:
+    """A server's process, its port, and what it has used."""
+
+    def __init__(self, process: subprocess.Popen, port: int) -> None:
+        self.process, self.port = process, port
+
+    def cpu(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @contextlib.contextmanager
-def process(*command: str, port: int | None = None) -> Iterator[int]:
-    """A server, once it can be reached; its port."""
+def process(*command: str, port: int | None = None) -> Iterator[Server]:
+    """A server, once it can be reached."""
     started = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True)
     try:
         while port is None:
@@ -82,7 +103,7 @@ def process(*command: str, port: int | None = None) -> Iterator[int]:
                 raise SystemExit("the server did not start")
             found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
             port = int(found[1]) if found else None
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -91,10 +112,14 @@ def process(*command: str, port: int | None = None) -> Iterator[int]:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)
-        yield port
+        yield Server(started, port)
     finally:
         started.terminate()
-        started.communicate(timeout=30)
+        started.communicate(timeout=60)
+
+
+def serving(folder: Path, *arguments: object) -> contextlib.AbstractContextManager[Server]:
+    return process("-m", "plait", "serve", str(folder), "--port", "0", *map(str, arguments))
 
 
 def free_port() -> int:
@@ -111,61 +136,110 @@ def request_of(name: str) -> bytes:
     entry = {"name": "images", "datatype": "FP32", "shape": [1, *SHAPES[name]]}
     entry["parameters"] = {"binary_data_size": len(data)}
     head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
-    lines = [
-        f"POST /v2/models/{name}/infer HTTP/1.1",
-        "Host: localhost",
-        f"Content-Length: {len(head) + len(data)}",
-        f"Inference-Header-Content-Length: {len(head)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + head + data
+    return _request(name, head + data, f"Inference-Header-Content-Length: {len(head)}")
 
 
-async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+def _request(name: str, body: bytes, *lines: str) -> bytes:
+    first = [f"POST /v2/models/{name}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines]
+    return "\r\n".join([*first, "", ""]).encode() + body
+
+
+async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise SystemExit(head.decode())
-    await reader.readexactly(int(re.search(rb"\r\ncontent-length: (\d+)", head)[1]))
+    body = await reader.readexactly(int(re.search(rb"\r\ncontent-length: (\d+)", head)[1]))
+    return int(head[9:12]), body
 
 
-async def flat_out(port: int, request: bytes, clients: int, seconds: float) -> float:
-    """Requests a second of clients that each ask again as soon as they have an answer."""
+async def flat_out(
+    server: Server, request: bytes, clients: int, seconds: float, seen: Callable[[int, bytes], object] | None = None
+) -> dict[str, float]:
+    """Requests a second of clients that each ask again as soon as they have an answer, and the server's time for one."""
     count = 0
 
     async def client() -> None:
         nonlocal count
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         while time.perf_counter() < until:
-            await exchange(reader, writer, request)
+            status, body = await exchange(reader, writer, request)
+            if seen is not None:
+                seen(status, body)
+            elif status != 200:
+                raise SystemExit(f"{status}: {body!r}")
             count += start <= time.perf_counter() < until
         writer.close()
 
+    async def clock() -> float:
+        await asyncio.sleep(start - time.perf_counter())
+        before = server.cpu()
+        await asyncio.sleep(until - time.perf_counter())
+        return server.cpu() - before
+
     start = time.perf_counter() + seconds / 5
     until = start + seconds
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return count / seconds
+    used, *_ = await asyncio.gather(clock(), *(client() for _ in range(clients)))
+    return {"a_second": count / seconds, "cpu_us": used / max(1, count) * 1e6}
 
 
-async def at_rate(port: int, request: bytes, rate: float, clients: int, seconds: float) -> list[float]:
-    """Seconds from when a request was due until its answer, for requests at a steady rate."""
+async def at_rate(server: Server, request: bytes, rate: float, clients: int, seconds: float) -> dict[str, float]:
+    """Milliseconds from when a request was due until its answer, for requests at a steady rate."""
     start = time.perf_counter() + 0.1
     due = iter(start + n / rate for n in range(int(rate * seconds)))
     taken: list[float] = []
 
     async def client() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         for moment in due:
             if (wait := moment - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
-            await exchange(reader, writer, request)
+            status, _ = await exchange(reader, writer, request)
+            if status != 200:
+                raise SystemExit(f"{status} at half of the load")
             taken.append(time.perf_counter() - moment)
         writer.close()
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return taken
+    steps = statistics.quantiles(taken, n=100)
+    return {"a_second": rate, "p50_ms": steps[49] * 1e3, "p99_ms": steps[98] * 1e3}
+
+
+def malformed(name: str, draw: np.random.Generator) -> bytes:
+    """A good request, spoilt in one of several ways."""
+    data = np.zeros((1, *SHAPES[name]), "f4").tobytes()
+    entry: dict[str, Any] = {"name": "images", "datatype": "FP32", "shape": [1, *SHAPES[name]]}
+    entry["parameters"] = {"binary_data_size": len(data)}
+    kind = int(draw.integers(6))
+    if kind == 0:  # bytes that are missing
+        data = data[: int(draw.integers(len(data)))]
+    if kind == 1:
+        entry["shape"] = [int(size) for size in draw.integers(0, 2**30, 4)]
+    if kind == 2:
+        entry[str(draw.choice(["name", "datatype"]))] = "x" * int(draw.integers(1, 1000))
+    head = bytearray(json.dumps({"inputs": [entry]}).encode())
+    if kind == 3:
+        head[int(draw.integers(len(head)))] = 0  # no JSON has this byte
+    length = int(draw.integers(len(head))) if kind == 4 else len(head)
+    body = bytes(head) + data
+    if kind == 5:
+        body = draw.bytes(int(draw.integers(1, 2000)))
+    return _request(name, body, f"Inference-Header-Content-Length: {length}")
+
+
+async def send_malformed(server: Server, name: str, count: int, draw: np.random.Generator) -> collections.Counter[int]:
+    found: collections.Counter[int] = collections.Counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(count):
+        status, _ = await exchange(reader, writer, malformed(name, draw))
+        found[status] += 1
+    writer.close()
+    return found
 
 
 # ---- what is measured
+
+
+Figures = dict[str, dict[str, Any]]
 
 
 def repeated(call: Callable[[], object], seconds: float) -> float:
@@ -178,95 +252,184 @@ def repeated(call: Callable[[], object], seconds: float) -> float:
     return count / (time.perf_counter() - start)
 
 
-def pictures(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bare, served, bare: what the machine does meanwhile falls on both."""
-    images = np.random.default_rng(0).normal(size=(options.batch, *SHAPES["resnet_v1_18"])).astype("f4")
-
-    def bare() -> float:
-        model = load(directory / "resnet_v1_18" / "1", format="onnx", threads=options.threads)
-        return repeated(lambda: model.run({"images": images}), options.seconds / 2) * options.batch
-
-    before = bare()
-    arguments = ["--batch", str(options.batch), "--threads", str(options.threads)]
-    with process("-m", "plait", "serve", str(directory / "resnet_v1_18"), "--port", "0", *arguments) as port:
-        request = request_of("resnet_v1_18")
-        served = asyncio.run(flat_out(port, request, 2 * options.batch, 2 * options.seconds))
-    alone = (before + bare()) / 2
-    return [
-        {"what": f"resnet_v1_18: onnxruntime, batch {options.batch}, {options.threads} threads", "a_second": alone},
-        {"what": "resnet_v1_18: plait serve, one picture a request", "a_second": served, "ratio": served / alone},
-    ]
+def bare(folder: Path, name: str, batch: int, threads: int, seconds: float) -> dict[str, float]:
+    """onnxruntime in this process, without anything of plait, by whole batches."""
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    model = onnxruntime.InferenceSession(folder / name / "1" / "model.onnx", settings, ["CPUExecutionProvider"])
+    images = np.random.default_rng(0).normal(size=(batch, *SHAPES[name])).astype("f4")
+    before = time.process_time()
+    found = repeated(lambda: model.run(None, {"images": images}), seconds) * batch
+    return {"a_second": found, "cpu_us": (time.process_time() - before) / (found * seconds) * 1e6}
 
 
-def requests(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    request = request_of("lenet")
-    model = load(directory / "lenet" / "1", format="onnx", threads=1)
-    images = np.random.default_rng(0).normal(size=(BATCH, *SHAPES["lenet"])).astype("f4")
-    alone = repeated(lambda: model.run({"images": images}), options.seconds / 4) * BATCH
-    with process(__file__, "--echo", str(port := free_port()), port=port):
-        plain = asyncio.run(flat_out(port, request, options.clients, options.seconds))
-    with process("-m", "plait", "serve", str(directory / "lenet"), "--port", "0", "--threads", "1") as port:
-        served = asyncio.run(flat_out(port, request, options.clients, options.seconds))
-        taken = asyncio.run(at_rate(port, request, served / 2, options.clients, options.seconds))
-    steps = statistics.quantiles(taken, n=100)
-    return [
-        {"what": f"lenet: onnxruntime, batch {BATCH}, 1 thread", "a_second": alone},
-        {"what": f"lenet: a bare route, {options.clients} clients", "a_second": plain},
-        {"what": f"lenet: plait serve, {options.clients} clients", "a_second": served, "ratio": served / plain},
-        {
-            "what": "lenet: at half that load",
-            "a_second": served / 2,
-            "p50_ms": steps[49] * 1e3,
-            "p99_ms": steps[98] * 1e3,
-        },
-    ]
+def pictures(folder: Path, options: argparse.Namespace) -> Figures:
+    batch, threads, request = options.batch, options.threads, request_of("resnet_v1_18")
+    rounds: list[tuple[dict[str, float], dict[str, float]]] = []
+    with serving(folder / "resnet_v1_18", "--batch", batch, "--threads", threads) as server:
+        for _ in range(options.rounds):
+            alone = bare(folder, "resnet_v1_18", batch, threads, options.seconds)
+            served = asyncio.run(flat_out(server, request, 2 * batch, options.seconds))
+            rounds.append((alone, {**served, "ratio": served["a_second"] / alone["a_second"]}))
+    return {
+        f"resnet_v1_18: onnxruntime, batch {batch}, {threads} threads": merged([one for one, _ in rounds]),
+        "resnet_v1_18: plait serve, one picture a request": merged([other for _, other in rounds]),
+    }
+
+
+def requests(folder: Path, options: argparse.Namespace) -> Figures:
+    request, clients, seconds = request_of("lenet"), options.clients, options.seconds
+    found: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
+    with (
+        process(__file__, "--echo", str(port := free_port()), port=port) as plain,
+        serving(folder / "lenet", "--threads", 1) as server,
+    ):
+        for _ in range(options.rounds):
+            alone = bare(folder, "lenet", BATCH, 1, seconds / 2)
+            echoed = asyncio.run(flat_out(plain, request, clients, seconds))
+            served = asyncio.run(flat_out(server, request, clients, seconds))
+            half = asyncio.run(at_rate(server, request, served["a_second"] / 2, clients, seconds))
+            found[f"lenet: onnxruntime, batch {BATCH}, 1 thread"].append(alone)
+            found[f"lenet: a bare route, {clients} clients"].append(echoed)
+            ratio = served["a_second"] / echoed["a_second"]
+            found[f"lenet: plait serve, {clients} clients"].append({**served, "ratio": ratio})
+            found["lenet: plait serve, at half that load"].append(half)
+    return {name: merged(rounds) for name, rounds in found.items()}
+
+
+def mistakes(folder: Path, options: argparse.Namespace) -> Figures:
+    """Malformed requests: how many had an answer of 4xx, and how the server's memory grew after the first fifth."""
+    draw = np.random.default_rng(0)
+    with serving(folder / "lenet", "--threads", 1) as server:
+        asyncio.run(send_malformed(server, "lenet", options.malformed // 5, draw))
+        before = server.resident()
+        start = time.perf_counter()
+        found = asyncio.run(send_malformed(server, "lenet", options.malformed, draw))
+        seconds, grown = time.perf_counter() - start, server.resident() - before
+    refused = sum(count for status, count in found.items() if 400 <= status < 500)
+    figures = {
+        "a_second": options.malformed / seconds,
+        "sent": options.malformed,
+        "4xx": refused,
+        "grown_mb": grown / 2**20,
+    }
+    return {"lenet: malformed requests": figures}
+
+
+def swaps(folder: Path, options: argparse.Namespace) -> Figures:
+    """New versions while clients ask: answers by status, and versions that answered."""
+    directory = folder / "swapped" / "lenet"
+    shutil.copytree(folder / "lenet" / "1", directory / "1")
+    statuses: collections.Counter[int] = collections.Counter()
+    versions: set[bytes] = set()
+
+    def seen(status: int, body: bytes) -> None:
+        statuses[status] += 1
+        versions.update(re.findall(rb'"model_version":"(\d+)"', body[:200]))
+
+    def publish(last: int) -> None:
+        for number in range(2, last + 1):
+            time.sleep(options.seconds / last)
+            shutil.copytree(folder / "lenet" / "1", directory / f".{number}.partial")
+            (directory / f".{number}.partial").rename(directory / str(number))
+
+    with serving(directory, "--threads", 1, "--poll", 0.05) as server:
+        publisher = threading.Thread(target=publish, args=(5,))
+        publisher.start()
+        request = request_of("lenet")
+        found = asyncio.run(flat_out(server, request, options.clients, 1.5 * options.seconds, seen))
+        publisher.join()
+    lost = sum(count for status, count in statuses.items() if status != 200)
+    figures = {**found, "asked": statuses.total(), "lost": lost, "versions": len(versions)}
+    return {"lenet: plait serve, 4 new versions meanwhile": figures}
+
+
+def merged(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """The median of each figure, and the least and the greatest."""
+    found: dict[str, Any] = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    found["spread"] = {key: [min(one[key] for one in rounds), max(one[key] for one in rounds)] for key in rounds[0]}
+    return found
+
+
+PARTS = {"pictures": pictures, "requests": requests, "mistakes": mistakes, "swaps": swaps}
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, shape in SHAPES.items():
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for net, shape in SHAPES.items():
             torch.manual_seed(0)
-            export(Logits(name), {"images": torch.randn(2, *shape)}, Path(folder, name), formats=["onnx"])
-        rows = pictures(Path(folder), options) + requests(Path(folder), options)
-    return [{key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()} for row in rows]
+            export(Logits(net), {"images": torch.randn(2, *shape)}, folder / net, formats=["onnx"])
+        for part in options.parts:
+            rows += [{"part": part, "what": what, **row} for what, row in PARTS[part](folder, options).items()]
+    return [rounded(row) for row in rows]
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     made = Table(title="plait serve")
     made.add_column("what", no_wrap=True)
-    headings = ("a_second", "ratio", "p50_ms", "p99_ms")
+    headings = ("a_second", "cpu_us", "ratio", "p50_ms", "p99_ms")
     for heading in headings:
         made.add_column(heading.replace("_", " "), justify="right")
+    made.add_column("besides")
+    known = {*headings, "part", "what", "spread"}
     for row in rows:
-        made.add_row(row["what"], *(f"{row[key]:,.2f}" if key in row else "" for key in headings))
+        others = ", ".join(f"{key} {value:,g}" for key, value in row.items() if key not in known)
+        made.add_row(row["what"], *(_cell(row, key) for key in headings), others)
     return made
 
 
+def _cell(row: dict[str, Any], key: str) -> str:
+    if key not in row:
+        return ""
+    places = 2 if key == "ratio" or row[key] < 100 else 0
+    least, greatest = row.get("spread", {}).get(key, (row[key], row[key]))
+    shown = f"{row[key]:,.{places}f}"
+    return shown if least == greatest else f"{shown} ({least:,.{places}f}-{greatest:,.{places}f})"
+
+
 def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    settings = {key: value for key, value in vars(options).items() if key != "echo"}
-    return {
+    """What was measured now, and what the file has of other parts."""
+    settings = {key: value for key, value in vars(options).items() if key not in ("echo", "parts")}
+    head = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
         **settings,
-        "rows": rows,
     }
+    before = json.loads(RESULTS.read_text(encoding="utf-8"))["parts"] if RESULTS.exists() else {}
+    measured = {part: {**head, "rows": [row for row in rows if row["part"] == part]} for part in options.parts}
+    return {"parts": {part: {**before, **measured}[part] for part in PARTS if part in {**before, **measured}}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; otherwise all")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--malformed", type=int, default=10_000)
     parser.add_argument("--echo", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.parts = options.parts or list(PARTS)
     if options.echo:
         echo(options.echo)
         return
     rows = measure(options)
-    Console(width=110).print(table(rows))
+    Console(width=160).print(table(rows))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(report(rows, options), indent=2) + "\n", encoding="utf-8")
 

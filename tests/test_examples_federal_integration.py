@@ -62,6 +62,20 @@ def test_halves(federate):
 
 
 @pytest.mark.slow
+def test_serving(federate, tmp_path):
+    # and "federal/serving/common.py"
+    out = federate("federal/serving/leader.py", "federal/serving/follower.py", "exports")
+    trained = numbers(out)[-1]
+    assert trained > 0.9
+    plait = [sys.executable, "-m", "plait"]
+    subprocess.run([*plait, "certs", "init", "certs"], cwd=tmp_path, check=True, capture_output=True)
+    command = [sys.executable, str(EXAMPLES / "federal/serving/ask.py"), "exports", "certs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == (f"360 images asked for: accuracy {trained:.4f}, in training it was {trained:.4f}\n")
+
+
+@pytest.mark.slow
 def test_hierarchical(federate):
     # and "federal/hierarchical/common.py"
     out = federate("federal/hierarchical/leader.py", "federal/hierarchical/follower.py")

@@ -534,6 +534,18 @@ def test_a_long_wait_is_logged(monkeypatch, caplog):
 # ---- ends
 
 
+def test_whether_there_is_a_connection():
+    with pair() as (leader, follower, link):
+        assert leader.connected
+        link.cut()
+        assert not leader.connected
+        assert not follower.connected
+        link.restore()
+        leader.tell("a", 1)
+        assert follower.hear("a") == 1
+        assert follower.connected
+
+
 def test_all_that_was_said_is_delivered_before_the_end():
     with pair() as (leader, follower, link):
         link.cut()

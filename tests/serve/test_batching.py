@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from plait.errors import DataError, UnavailableError
 from plait.serve.batching import Batcher, ModelFailedError
 
 
@@ -138,6 +139,29 @@ def test_a_request_that_fails_does_not_fail_its_neighbours(caplog):
     assert isinstance(failed, ModelFailedError)
     assert "nan" not in str(failed) + caplog.text
     assert "ValueError" in caplog.text
+
+
+def test_what_a_model_says_for_clients_is_said_to_them():
+    class Picky(Model):
+        def __call__(self, inputs):
+            super().__call__(inputs)
+            if (inputs["x"] == 4).any():
+                raise DataError("no 4 here")
+            if (inputs["x"] == 5).any():
+                raise UnavailableError("nobody at home")
+            return {"y": inputs["x"]}
+
+    async def main(ask, model, batcher):
+        asked = [ask([[1.0]]), ask([[4.0]]), ask([[3.0]])]
+        first, wrong, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert (first.tolist(), last.tolist()) == ([[1.0]], [[3.0]])
+        assert isinstance(wrong, DataError)
+        model.calls.clear()
+        away = await asyncio.gather(*[ask([[5.0]]) for _ in range(3)], return_exceptions=True)
+        assert [str(error) for error in away] == ["nobody at home"] * 3
+        assert model.calls == [3]  # it is not asked again for each
+
+    use(main, model=Picky(), rows=3, delay=10)
 
 
 def test_outputs_with_other_rows_are_a_failure():

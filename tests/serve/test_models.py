@@ -8,16 +8,18 @@ import shutil
 import numpy as np
 import pytest
 
-from plait.errors import DataError
+from plait.errors import DataError, UnavailableError
 from plait.serve import models
 from plait.serve.metrics import Metrics
 from plait.serve.models import Models, find_models
 from plait.serve.settings import Settings
 
+from .parted import open_part, write_follower, write_leader
 
-def use(directory, main, **settings):
+
+def use(directory, main, asker=None, **settings):
     async def run():
-        found = Models(directory, Settings(**settings), Metrics())
+        found = Models(directory, Settings(**settings), Metrics(), asker)
         try:
             await found.start()
             return await main(found)
@@ -126,3 +128,61 @@ def test_the_settings_reach_the_loader(publish, monkeypatch):
 
     use(folder, main, threads=3, format="torch")
     assert seen == [{"format": "torch", "threads": 3}]
+
+
+class Followers:
+    """Stands where an Asker does; has the parts of these pairs."""
+
+    peer = "follower"
+
+    def __init__(self, *pairs):
+        self.pairs = set(pairs)
+
+    def ask(self, pair, keys):
+        if pair not in self.pairs:
+            raise UnavailableError(f"no part of {pair}")
+        return {"the/half": np.full((len(keys), 2), 5, "f4")}
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    monkeypatch.setattr(models, "load", open_part)
+
+
+def test_a_part_takes_the_place_once_the_other_party_has_its_own(tmp_path, by_hand, caplog):
+    write_leader(tmp_path, "one")
+    asker = Followers("one")
+
+    async def main(found):
+        write_leader(tmp_path, "two", factor=10.0)
+        for _ in range(3):
+            await found.look()
+            assert [served.version for served in found] == ["1"]
+        asker.pairs.add("two")
+        await found.look()
+        (served,) = found
+        inputs = {"own": np.ones((1, 2), "f4"), "id": np.array([7])}
+        return served.version, (await served.batcher.infer(inputs, 1, 10.0))["sum"].tolist()
+
+    assert use(tmp_path, main, asker) == ("2", [[60, 60]])
+    assert caplog.text.count("version 2 waits: no part of two") == 1
+
+
+def test_a_part_is_served_though_the_other_party_is_away_at_the_start(tmp_path, by_hand):
+    write_leader(tmp_path, "one")
+
+    async def main(found):
+        (served,) = found
+        with pytest.raises(UnavailableError, match="no part of one"):
+            await served.batcher.infer({"own": np.ones((1, 2), "f4"), "id": np.array([7])}, 1, 10.0)
+
+    use(tmp_path, main, Followers())
+
+
+def test_a_part_without_the_other_party(tmp_path, by_hand):
+    write_leader(tmp_path / "leader")
+    with pytest.raises(DataError, match="leader is the leader's part of a model: say where the other party is"):
+        use(tmp_path, None)
+    write_follower(tmp_path / "followers")
+    with pytest.raises(DataError, match="followers is the follower's part, for the other party alone: .* --rows"):
+        use(tmp_path / "followers", None, Followers())

@@ -166,6 +166,11 @@ class Channel:
         return self._session.state is State.CLOSED
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._session.connection is not None
+
+    @property
     def sent_bytes(self) -> int:
         """Of frames, those sent again included."""
         return self._session.sent_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +16,11 @@ from plait.engine.report import show_log
 from plait.engine.settings import read_config
 from plait.engine.task import DEFAULT_MODE, MODE, TaskScope, current_task_scope
 from plait.errors import ClusterError, ConfigError, FederalError
+from plait.federal.alignment import read_digest
 from plait.federal.communicator import Communicator
 from plait.federal.contract import key_of
 from plait.federal.exchange import Exchange
+from plait.federal.part import Part, PredictFn, agree
 from plait.federal.settings import Party
 from plait.federal.steps import MisalignedError
 from plait.federal.strategy import Federal
@@ -34,6 +37,7 @@ class FederalModel(Model):
         role: "leader" or "follower".
         communicator: one that is made already; `efl.Communicator.pair()` gives two in one process.
         sample_id: the field of the samples' ids. A keyed digest of each batch's is compared with the other party's.
+        aligned: the directory that `plait psi` has written this party's rows into. Both parties' have to be of one run.
         seed: where variables begin.
         **party: the other fields of a `Party`: listen or peer, job, certs, insecure, timeout, window, wire_dtype,
             staleness.
@@ -46,10 +50,12 @@ class FederalModel(Model):
         *,
         communicator: Communicator | None = None,
         sample_id: str | None = None,
+        aligned: str | os.PathLike[str] | None = None,
         seed: int = 0,
         **party: Any,
     ) -> None:
         super().__init__(seed=seed)
+        self._alignment = None if aligned is None else read_digest(aligned)
         self.communicator = communicator or Communicator(Party.find({"role": role, **party}))
         found = self.communicator.party
         self.federal_role = found.role
@@ -129,7 +135,8 @@ class FederalModel(Model):
         inner = connected(settings.pop("strategy", None), replicas)
         show_log(quiet=inner.worker_id > 0)
         with self._telling():
-            super().compile(strategy=Federal(inner, self.communicator, self._exchange, self._sample_id), **settings)
+            federal = Federal(inner, self.communicator, self._exchange, self._sample_id, self._alignment)
+            super().compile(strategy=federal, **settings)
         for key in self._exchange.lossless:
             mode, _, task = key.partition(":")
             self.metric_states.get(TaskScope(MODE(mode), task or None), {}).pop("loss", None)
@@ -154,6 +161,17 @@ class FederalModel(Model):
                 facts["save_steps"] = saving.get("save_steps")
             self._federal().begin_fit(facts)
             super().fit(procedure_fn, *args, **settings)
+
+    def part(self, predict_fn: PredictFn, inputs: Mapping[str, torch.Tensor], task: str | None = None) -> Part:
+        """One party's part by itself, for `plait.export.parts.export_part`; the other party calls it, too.
+
+        `predict_fn(model, sample)` sends, or receives and returns outputs. `inputs` has an example of each field of
+        the sample that it looks at.
+        """
+        with self._telling():
+            made = Part(self, predict_fn, inputs, key=self._sample_id, task=task)
+            made.facts["pair"] = agree(self)
+            return made
 
     def close(self) -> None:
         """Say goodbye to the other party; done at the end of the process if it is not done here."""

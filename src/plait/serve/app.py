@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from plait.errors import DataError, UnavailableError
+from plait.serve.asking import Asker
 from plait.serve.batching import ModelFailedError
 from plait.serve.gate import Gate
 from plait.serve.metrics import Metrics
@@ -37,9 +38,14 @@ LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_repository"]
 
 
-def make_app(directory: str | os.PathLike[str], settings: Settings | None = None) -> Starlette:
-    """The server without a socket: any ASGI server runs it. The models are loaded when it starts up."""
-    routes = _Routes(directory, settings or Settings())
+def make_app(
+    directory: str | os.PathLike[str], settings: Settings | None = None, asker: Asker | None = None
+) -> Starlette:
+    """The server without a socket: any ASGI server runs it. The models are loaded when it starts up.
+
+    `asker` asks the other party, where the models are parts of a federation's.
+    """
+    routes = _Routes(directory, settings or Settings(), asker)
     model = "/v2/models/{name}"
     version = model + "/versions/{version}"
     return Starlette(
@@ -65,8 +71,8 @@ def make_app(directory: str | os.PathLike[str], settings: Settings | None = None
 
 
 class _Routes:
-    def __init__(self, directory: str | os.PathLike[str], settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, directory: str | os.PathLike[str], settings: Settings, asker: Asker | None) -> None:
+        self._settings, self._asker = settings, asker
         self._metrics = Metrics()
         self._gate = Gate(settings.queue, BODIES * settings.max_body)
         self._directory = directory
@@ -74,7 +80,7 @@ class _Routes:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002 - Starlette gives it
-        self._models = Models(self._directory, self._settings, self._metrics)
+        self._models = Models(self._directory, self._settings, self._metrics, self._asker)
         try:
             await self._models.start()
             watch = asyncio.create_task(self._models.watch())
@@ -110,7 +116,9 @@ class _Routes:
         )
 
     async def ready(self, request: Request) -> Response:
-        self._served(request)
+        served = self._served(request)
+        if served.whole is not None and self._asker is not None and not self._asker.ready:
+            raise HTTPException(503, f"the {self._asker.peer}, whose part of the model is needed, is away")
         return Response()
 
     async def model(self, request: Request) -> Response:

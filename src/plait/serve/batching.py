@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.errors import DataError, UnavailableError
 from plait.serve.protocol import Tensors
 
 __all__ = ["Batch", "Batcher", "ModelFailedError"]
@@ -157,6 +158,11 @@ class Batcher:
     def _answers(self, items: list[_Item]) -> Sequence[Tensors | Exception]:
         try:
             return self._together_answers(items)
+        except UnavailableError as error:  # for each of them
+            return [error] * len(items)
+        except DataError as error:
+            if len(items) == 1:
+                return [error]
         except Exception as error:  # noqa: BLE001 - whatever a model raises is an answer, and the server goes on
             if len(items) == 1:
                 log.warning("a model failed with %s", type(error).__name__)  # its text may quote values

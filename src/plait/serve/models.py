@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.errors import DataError, PlaitError
+from plait.errors import DataError, PlaitError, UnavailableError
 from plait.export.loaded import Loaded, load, versions
+from plait.serve.asking import Asker, Whole
 from plait.serve.batching import Batch, Batcher
 from plait.serve.metrics import Metrics
 from plait.serve.protocol import Spec, specs_of
@@ -34,6 +35,8 @@ class Served:
     inputs: dict[str, Spec]
     outputs: dict[str, Spec]
     batcher: Batcher
+    whole: Whole | None = None
+    """With the other party's part, if this is a part that receives."""
 
 
 def find_models(directory: str | os.PathLike[str]) -> dict[str, Path]:
@@ -47,7 +50,8 @@ def find_models(directory: str | os.PathLike[str]) -> dict[str, Path]:
 
 def warm_up(served: Served) -> None:
     """One row of zeros: what cannot run at all is found before it answers anybody, and first-time work is done."""
-    zeros = {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in served.inputs.values()}
+    inputs = specs_of(served.loaded.about["inputs"]).values()
+    zeros = {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in inputs}
     missing = served.outputs.keys() - served.loaded.run(zeros).keys()
     if missing:
         raise DataError(f"{served.name} {served.version} does not give {sorted(missing)}: export it again")
@@ -56,12 +60,20 @@ def warm_up(served: Served) -> None:
 class Models:
     """What is served now. Only the event loop changes it; loading happens in a thread."""
 
-    def __init__(self, directory: str | os.PathLike[str], settings: Settings, metrics: Metrics) -> None:
-        self._directory, self._settings, self._metrics = directory, settings, metrics
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        settings: Settings,
+        metrics: Metrics,
+        asker: Asker | None = None,
+    ) -> None:
+        self._directory, self._settings, self._metrics, self._asker = directory, settings, metrics, asker
         self._executor: Executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="plait-serve")
         self._served: dict[str, Served] = {}
         self._refused: dict[str, str] = {}
         """The newest version of a model that could not be loaded: said once, not at every look."""
+        self._waits: dict[str, str] = {}
+        """The same of one that the other party has no part of yet."""
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())
@@ -98,6 +110,10 @@ class Models:
                 continue
             try:
                 await self._load(name, folder, newest)
+            except UnavailableError as error:  # the other party may have its part later
+                if self._waits.get(name) != newest:
+                    self._waits[name] = newest
+                    log.warning("%s: version %s waits: %s", name, newest, error)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a new version, the old one goes on
                 self._refused[name] = newest
                 goes_on = f"version {now.version} goes on" if now else "it is not served"
@@ -106,6 +122,8 @@ class Models:
     async def _load(self, name: str, folder: Path, version: str) -> None:
         served = await asyncio.to_thread(self._opened, name, folder, version)
         before = self._served.get(name)
+        if before is not None and served.whole is not None:
+            await asyncio.to_thread(served.whole.check)
         self._served[name] = served  # those that the old one has begun keep it alive until they are done
         self._refused.pop(name, None)
         if before is None:
@@ -117,10 +135,12 @@ class Models:
     def _opened(self, name: str, folder: Path, version: str) -> Served:
         settings = self._settings
         loaded = load(folder / version, format=settings.format, threads=settings.threads)
-        inputs, outputs = specs_of(loaded.about["inputs"]), specs_of(loaded.about["outputs"])
+        whole = self._whole(name, loaded)
+        inputs = whole.inputs if whole else specs_of(loaded.about["inputs"])
+        outputs = specs_of(loaded.about["outputs"])
         tensors = [*inputs.values(), *outputs.values()]
         batcher = Batcher(
-            loaded.run,
+            whole.run if whole else loaded.run,
             self._executor,
             rows=settings.batch,
             delay=settings.batch_delay,
@@ -128,9 +148,22 @@ class Models:
             together=all(spec.shape and spec.shape[0] is None for spec in tensors),
             seen=self._counter(name),
         )
-        served = Served(name, version, loaded, inputs, outputs, batcher)
+        served = Served(name, version, loaded, inputs, outputs, batcher, whole)
         warm_up(served)
         return served
+
+    def _whole(self, name: str, loaded: Loaded) -> Whole | None:
+        party = loaded.about.get("party") or {}
+        if party.get("sends"):
+            raise DataError(f"{name} is the {party['role']}'s part, for the other party alone: serve it with --rows")
+        if not party.get("receives"):
+            return None
+        if self._asker is None:
+            raise DataError(
+                f"{name} is the {party['role']}'s part of a model: say where the other party is, with --party "
+                f"{party['role']} and --peer or --listen"
+            )
+        return Whole(loaded, self._asker)
 
     def _counter(self, name: str) -> Callable[[Batch], None]:
         return lambda batch: self._metrics.batch(name, batch.rows, batch.waited, batch.seconds)

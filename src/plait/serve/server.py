@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from plait.errors import ConfigError, DataError
+from plait.federal.settings import Party
+from plait.serve.rows import Rows, read_rows
 from plait.serve.settings import Settings
 
-__all__ = ["bind", "serve"]
+__all__ = ["answer", "bind", "party_of", "serve"]
 
 log = logging.getLogger("plait")
 
@@ -23,6 +27,8 @@ KEEP_ALIVE = 75
 """Seconds that a connection without requests is kept: longer than clients and proxies keep theirs."""
 
 BACKLOG = 2048
+SILENCE = 60.0
+"""Seconds after which a silent party is met anew."""
 
 
 def serve(
@@ -31,8 +37,12 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     settings: Settings | None = None,
+    party: Party | None = None,
 ) -> None:
-    """Serve the models of `directory` until SIGTERM or SIGINT; requests under way are answered first."""
+    """Serve the models of `directory` until SIGTERM or SIGINT; requests under way are answered first.
+
+    `party` says who this is, and where the other party is, where the models are parts of a federation's.
+    """
     try:
         import uvicorn  # noqa: PLC0415 - only who serves needs it
 
@@ -43,8 +53,21 @@ def serve(
         raise DataError(f"there is no directory {directory}: name one with exported models")
     chosen = settings or Settings()
     _log_to_terminal()
-    app = make_app(directory, chosen)
-    config = uvicorn.Config(
+    with contextlib.ExitStack() as stack:
+        asker = None
+        if party is not None:
+            from plait.serve.asking import Asker  # noqa: PLC0415
+
+            asker = Asker(party, chosen.timeout / 2)
+            stack.callback(asker.close)
+        app = make_app(directory, chosen, asker)
+        with bind(host, port) as sock:
+            asyncio.run(_serve(uvicorn.Server(_config(uvicorn, app, chosen)), app, sock))
+    log.info("stopped")
+
+
+def _config(uvicorn: Any, app: Any, settings: Settings) -> Any:
+    return uvicorn.Config(
         app,
         http="httptools",
         ws="none",
@@ -52,12 +75,57 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody looks at a client's address
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, round(chosen.stop_timeout)),
+        timeout_graceful_shutdown=max(1, round(settings.stop_timeout)),
     )
-    with bind(host, port) as sock:
-        asyncio.run(_serve(uvicorn.Server(config), app, sock))
+
+
+def answer(
+    directory: str | os.PathLike[str],
+    *,
+    party: Party,
+    rows: Rows | str | os.PathLike[str],
+    settings: Settings | None = None,
+) -> None:
+    """Answer the other party, and nobody else, with the parts of `directory`, until SIGTERM or SIGINT.
+
+    `rows` is a function that gives the inputs of the rows with some keys, or a safetensors file that has them.
+    """
+    from plait.serve.answering import Answerer, Parts  # noqa: PLC0415 - only who answers needs it
+
+    chosen = settings or Settings()
+    if not Path(directory).is_dir():
+        raise DataError(f"there is no directory {directory}: name one with exported parts")
+    _log_to_terminal()
+    parts = Parts(directory, chosen)
+    looked_up = rows if callable(rows) else read_rows(rows, parts.key)
+    answerer = Answerer(party, parts, looked_up, batch=chosen.batch)
+    try:
+        words = "listens at" if party.listen is not None else "dials"
+        stop = threading.Event()
+        before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+        log.info("the %s %s %s, for the %s", party.role, words, answerer.endpoint, party.peer_role)
+        try:
+            stop.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    finally:
+        answerer.close()
     log.info("stopped")
+
+
+def party_of(role: str | None, **given: Any) -> Party | None:
+    """The party that options describe; None if they say nothing of any."""
+    if role is None:
+        said = [name for name in ("listen", "peer", "certs", "insecure", "rows") if given.get(name)]
+        if said:
+            raise ConfigError(f"--{said[0]} is for a party of a federation: write --party leader or --party follower")
+        return None
+    certs = None if given["certs"] is None else str(given["certs"])
+    fields = {name: given[name] for name in ("listen", "peer", "job", "insecure")}
+    return Party(role=role, certs=certs, timeout=SILENCE, **fields)
 
 
 async def _serve(server: Any, app: Any, sock: socket.socket) -> None:
