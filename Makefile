@@ -39,6 +39,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/federal.py
 	$(BIN)/python benchmarks/privacy.py
+	$(BIN)/python benchmarks/features.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

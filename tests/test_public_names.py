@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["plait", "plait.efl", "plait.mox", "plait.openks", "plait.train"]
+PACKAGES = ["plait", "plait.efl", "plait.feature_column", "plait.mox", "plait.nn", "plait.openks", "plait.train"]
 TABLES = {"conformance.py", "test_conformance.py", "test_public_names.py"}
 """Tests that name everything and run nothing."""
 FOR_ANNOTATIONS = {"Any", "TYPE_CHECKING", "annotations"}
@@ -18,12 +18,12 @@ FOR_ANNOTATIONS = {"Any", "TYPE_CHECKING", "annotations"}
 
 PLAIT = [
     "AUTO_REUSE", "GraphKeys", "Model", "Op", "Session", "SessionConfig", "__version__", "add_to_collection", "cluster",
-    "data", "efl", "errors", "get_collection", "get_variable", "layer", "metrics", "mox", "nets", "op", "openks",
-    "placeholder", "train", "variable_scope",
+    "data", "efl", "errors", "feature_column", "get_collection", "get_variable", "layer", "metrics", "mox", "nets",
+    "nn", "op", "openks", "placeholder", "train", "variable_scope",
 ]  # fmt: skip
 EFL = [
     "MODE", "Communicator", "FederalModel", "Model", "Party", "Sample", "Stage", "TaskScope", "current_task_scope",
-    "framework", "metrics", "optimizer_fn", "privacy", "procedure_fn", "stage", "task_scope",
+    "export", "framework", "metrics", "optimizer_fn", "privacy", "procedure_fn", "stage", "task_scope",
 ]  # fmt: skip
 
 MOX = [

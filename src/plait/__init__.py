@@ -1,12 +1,13 @@
 """plait: train one model across tasks, machines and organisations, on PyTorch.
 
 Doors to one engine: `plait.efl` (tasks, stages, procedures), `plait.mox` (`run` and five functions), `plait.openks`
-(roles, algorithms, few-shot classes), `plait.train` (sessions and hooks).
+(roles, algorithms, few-shot classes), `plait.train` (sessions, hooks, Estimator); beside them are
+`plait.feature_column` and `plait.nn` (candidate sampling).
 """
 
 from __future__ import annotations
 
-from plait import cluster, data, efl, errors, mox, nets, openks, train
+from plait import cluster, data, efl, errors, feature_column, mox, nets, nn, openks, train
 from plait.engine import metrics
 from plait.engine.model import Model
 from plait.engine.op import Op, op, placeholder
@@ -29,12 +30,14 @@ __all__ = [
     "data",
     "efl",
     "errors",
+    "feature_column",
     "get_collection",
     "get_variable",
     "layer",
     "metrics",
     "mox",
     "nets",
+    "nn",
     "op",
     "openks",
     "placeholder",

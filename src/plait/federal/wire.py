@@ -201,7 +201,8 @@ def encode_tensor(
     wire, scale = narrow(tensor.detach(), precision)
     description = _TENSOR.pack(slot, turn, flags, _CODES[wire.dtype], code, tensor.ndim, scale)
     description += struct.pack(f"<{tensor.ndim}Q", *tensor.shape) + words
-    elements = wire.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().data
+    # one without elements may have strides that cannot be seen as bytes
+    elements = wire.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().data if wire.numel() else b""
     return _join(Kind.TENSOR, counts, description, elements, checksum=checksum)
 
 

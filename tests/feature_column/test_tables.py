@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from plait.feature_column.tables import Stack, Table
+
+
+def tables(*sizes, dim=3, trainable=True):
+    return [Table(size, dim, "rows", nn.init.normal_, trainable=trainable, sparse=False) for size in sizes]
+
+
+IDS = torch.tensor([0, 4, 4, 8, 2])
+OFFSETS = torch.tensor([0, 2, 2, 5])
+SCALE = torch.tensor([1.0, 0.5, 2.0, 3.0, -1.0])
+LOOKUPS = {
+    "side by side": (IDS[:4].view(2, 2), None, None),
+    "sums of rows": (IDS[:4].view(2, 2), None, None),
+    "bags": (IDS, OFFSETS, None),
+    "bags, scaled": (IDS, OFFSETS, SCALE),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_one_lookup_equals_torch_on_joined_tables(name):
+    ids, offsets, scale = LOOKUPS[name]
+    made = tables(4, 5)
+    joined = torch.cat([table.weight.detach() for table in made]).requires_grad_()
+    found = Stack(made).look_up(ids, offsets, scale, summed=name != "side by side")
+    if name == "side by side":
+        expected = functional.embedding(ids, joined).flatten(1)
+    else:
+        expected = functional.embedding_bag(
+            ids, joined, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
+        )
+    gradient = torch.randn_like(expected)
+    found.backward(gradient)
+    expected.backward(gradient)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.cat([table.weight.grad for table in made]), joined.grad)
+
+
+def test_gradients_add_up_over_backward_passes():
+    made = tables(4, 5)
+    stack = Stack(made)
+    stack.look_up(IDS[:, None]).sum().backward()
+    stack.look_up(IDS[:, None]).sum().backward()
+    assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
+
+
+def test_gradients_of_gradients_are_right():
+    made = [table.double() for table in tables(2, 3)]
+    stack = Stack(made)
+    torch.autograd.gradgradcheck(
+        lambda *_: stack.look_up(torch.tensor([[0, 4, 1]])).pow(2), tuple(table.weight for table in made)
+    )
+
+
+def test_an_optimizer_that_moves_one_table_moves_what_is_looked_up():
+    made = tables(4, 5)
+    stack = Stack(made)
+    with torch.no_grad():
+        made[1].weight.fill_(7.0)
+    assert stack.look_up(torch.tensor([[4]])).tolist() == [[7.0, 7.0, 7.0]]
+
+
+def test_a_table_that_does_not_train_gets_no_gradient():
+    made = [*tables(4), *tables(5, trainable=False)]
+    Stack(made).look_up(IDS[:, None]).sum().backward()
+    assert made[0].weight.grad is not None
+    assert made[1].weight.grad is None
+
+
+@pytest.mark.parametrize("how", ["data", "parameter", "functional_call"])
+def test_variables_that_were_replaced_are_looked_up_where_they_are(how):
+    made = tables(4, 5)
+    stack = Stack(made)
+    new = torch.full((5, 3), 7.0)
+    if how == "data":
+        made[1].weight.data = new
+    elif how == "parameter":
+        made[1].rows = nn.Parameter(new)
+    else:
+        swapped = torch.func.functional_call(_Looking(made[1], stack), {"table.rows": new}, (torch.tensor([[4]]),))
+        assert swapped.tolist() == [[7.0, 7.0, 7.0]]
+        assert stack.look_up(torch.tensor([[4]])).tolist() != [[7.0, 7.0, 7.0]]
+        return
+    found = stack.look_up(torch.tensor([[4]]))
+    found.sum().backward()
+    assert found.tolist() == [[7.0, 7.0, 7.0]]
+    assert made[1].weight.grad[0].tolist() == [1.0, 1.0, 1.0]
+
+
+class _Looking(nn.Module):
+    def __init__(self, table, stack):
+        super().__init__()
+        self.table, self.stack = table, stack
+
+    def forward(self, ids):
+        return self.stack.look_up(ids)
+
+
+def test_a_copy_has_rows_of_its_own():
+    module = _Looking(tables(4)[0], None)
+    module.stack = Stack([module.table])
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.table.weight.fill_(7.0)
+    assert other(torch.tensor([[1]])).tolist() == [[7.0, 7.0, 7.0]]
+    assert module(torch.tensor([[1]])).tolist() != [[7.0, 7.0, 7.0]]
+
+
+def test_weights_that_want_a_gradient_get_one():
+    scale = SCALE.clone().requires_grad_()
+    Stack(tables(4, 5)).look_up(IDS, OFFSETS, scale).sum().backward()
+    assert scale.grad is not None
+
+
+def test_a_table_alone_is_an_embedding_bag():
+    table = tables(4)[0]
+    assert isinstance(table, nn.EmbeddingBag)
+    assert list(table.state_dict()) == ["rows"]
+    assert torch.equal(table(torch.tensor([[1]])), table.weight[1:2])
+
+
+def test_tables_in_shared_memory_stay_there():
+    made = tables(4, 5)
+    stack = Stack(made)
+    for table in made:
+        table.share_memory()
+    stack.pack()
+    assert made[1].weight.is_shared()
+    assert stack._current()[1] is not None
