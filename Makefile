@@ -11,7 +11,8 @@ demo: $(VENV)/.installed
 	$(BIN)/plait demo
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not alone" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not slow and alone"
 
 test-all: lint
 	HYPOTHESIS_PROFILE=new $(BIN)/pytest
@@ -40,6 +41,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/federal.py
 	$(BIN)/python benchmarks/privacy.py
 	$(BIN)/python benchmarks/features.py
+	$(BIN)/python benchmarks/psi.py
+	$(BIN)/python benchmarks/serve.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from pathlib import Path
@@ -15,9 +16,10 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
     "errors": 0, "atomic": 0, "rng": 0, "version": 0, "launch": 1,
-    "variables": 1, "optim": 1, "data": 1, "nets": 1, "privacy": 1.5,
-    "engine": 2,
+    "variables": 1, "optim": 1, "data": 1, "nets": 1, "privacy": 1.5, "nn": 1.5,
+    "engine": 2, "feature_column": 2.5,
     "federal": 3, "cluster": 3, "export": 3, "inspection": 3,
+    "psi": 3.5,
     "serve": 4, "efl": 4, "train": 4, "mox": 4, "openks": 4,
     "__init__": 5, "demo": 6, "cli": 7, "__main__": 8,
 }  # fmt: skip
@@ -48,6 +50,7 @@ def name_of(path):
     return path.relative_to(SOURCE).as_posix()
 
 
+@functools.cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from plait import __version__, cli, efl
 from plait.errors import CheckpointError, ConfigError
+from plait.export import load, versions
 
 SCRIPT = """
 import functools, json, sys
@@ -198,6 +199,25 @@ def test_schedule_refuses_an_epoch_without_samples(plait_command):
     found = plait_command(["schedule", STRATEGY, "--samples", "0"])
     assert isinstance(found.exception, ConfigError)
     assert "num_samples is 0" in str(found.exception)
+
+
+def test_export_writes_what_a_script_describes(plait_command, checkpoints, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT[: SCRIPT.index("found = {}")]
+        + "model.compile()\n"
+        + "efl.export(model, lambda model, sample: model.net(sample.x), {'x': torch.ones(2, 2)}, sys.argv[1])\n"
+    )
+    words = ["export", str(checkpoints), str(script), str(tmp_path / "a"), "--format", "torch"]
+    found = plait_command(words)
+    assert (found.exit_code, found.output) == (0, f"{tmp_path / 'a' / '1'}\n")
+    assert load(tmp_path / "a" / "1").about["step"] == 3
+    plait_command([*words, "--version", "best", "--out", str(tmp_path / "b")])
+    assert versions(tmp_path / "b") == ["best"]
+    plait_command([*words, "--version", "-1", "--out", str(tmp_path / "b")])
+    assert versions(tmp_path / "b") == ["best", "1"]
+    found = plait_command([*words, "--format", "sql"])
+    assert isinstance(found.exception, ConfigError)
 
 
 def test_an_unknown_command_is_refused(plait_command):

@@ -59,6 +59,26 @@ def certs_renew(
         print(file)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def export(
+    context: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(help="The directory of a run, one checkpoint in it, or TensorFlow's.")],
+    script: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="What trained it; its own arguments follow.")
+    ],
+    format: Annotated[list[str] | None, typer.Option(help="torch, onnx or tf; once for each.")] = None,  # noqa: A002 - the option's name
+    version: Annotated[str | None, typer.Option(help="A number or a name; otherwise the script's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the versions are; otherwise the script's place.")] = None,
+) -> None:
+    """Export what a script describes (mox.run, efl.export), with the variables of a checkpoint; nothing is trained."""
+    from plait.export.script import Asked, export_script  # noqa: PLC0415
+
+    request = Asked(
+        checkpoint=checkpoint, formats=format or (), version=-1 if version == "-1" else version, directory=out
+    )
+    print(export_script(request, script, context.args))
+
+
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def federate(
     leader: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The leader's script.")],
@@ -189,6 +209,47 @@ def privacy_plan(
         print(f"drawn: {plot}")
 
 
+@app.command()
+def psi(
+    ids: Annotated[Path, typer.Option(help="This party's table: CSV, TFRecord or Parquet.")],
+    key: Annotated[list[str], typer.Option(help="The column that says whose row it is; once for each, if several.")],
+    out: Annotated[Path, typer.Option(help="A directory for this party's rows that both have, and a manifest.")],
+    role: Annotated[str, typer.Option(help="leader or follower.")],
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT where this party can be reached; or")] = None,
+    peer: Annotated[str | None, typer.Option(help="HOST:PORT where the other one can.")] = None,
+    certs: Annotated[Path | None, typer.Option(help="The directory with ca.pem, ROLE.pem and ROLE.key.")] = None,
+    reveal: Annotated[str, typer.Option(help="Who learns which rows are common: both, leader, or sizes.")] = "both",
+    duplicates: Annotated[str, typer.Option(help="Of rows with the same key: error, or take the first.")] = "error",
+    ignore_case: Annotated[bool, typer.Option(help="Keys that differ in case alone are the same.")] = False,
+    shards: Annotated[int, typer.Option(help="Files that the rows go into, one for each worker.")] = 1,
+    job: Annotated[str | None, typer.Option(help="The same name at both parties.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="For how many seconds a silent party is waited for.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Talk in plain text.")] = False,
+) -> None:
+    """Find the rows that two parties both have, without showing each other the rest; started again, it goes on."""
+    from plait.engine.report import show_log  # noqa: PLC0415
+    from plait.psi.run import align, summary  # noqa: PLC0415
+
+    show_log()
+    found = align(
+        ids,
+        key,
+        out,
+        reveal=reveal,
+        duplicates=duplicates,
+        ignore_case=ignore_case,
+        shards=shards,
+        role=role,
+        listen=listen,
+        peer=peer,
+        certs=None if certs is None else str(certs),
+        job=job,
+        timeout=timeout,
+        insecure=insecure or None,
+    )
+    print(summary(found))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
@@ -245,8 +306,16 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds to read a request, and to answer it.")] = 30.0,
     poll: Annotated[float, typer.Option(help="Seconds between two looks for new versions.")] = 2.0,
     format: Annotated[str | None, typer.Option(help="onnx or torch; otherwise onnx where there is one.")] = None,  # noqa: A002 - the option's name
+    party: Annotated[str | None, typer.Option(help="leader or follower: the models are this party's parts.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT where the other party reaches this one; or")] = None,
+    peer: Annotated[str | None, typer.Option(help="HOST:PORT where the other one can be reached.")] = None,
+    certs: Annotated[Path | None, typer.Option(help="The directory with ca.pem, PARTY.pem and PARTY.key.")] = None,
+    job: Annotated[str, typer.Option(help="The same name at both parties.")] = "plait",
+    insecure: Annotated[bool, typer.Option(help="Talk with the other party in plain text.")] = False,
+    rows: Annotated[Path | None, typer.Option(help="Answer the other party alone, from this safetensors file.")] = None,
 ) -> None:
     """Answer predictions of exported models over HTTP (Open Inference Protocol), with a page to try them."""
+    from plait.serve.server import answer, party_of  # noqa: PLC0415
     from plait.serve.server import serve as run_server  # noqa: PLC0415
     from plait.serve.settings import Settings  # noqa: PLC0415
 
@@ -261,7 +330,11 @@ def serve(
         poll=poll,
         format=format,
     )
-    run_server(directory, host=host, port=port, settings=settings)
+    found = party_of(party, listen=listen, peer=peer, certs=certs, job=job, insecure=insecure, rows=rows)
+    if found is not None and rows is not None:
+        answer(directory, party=found, rows=rows, settings=settings)
+    else:
+        run_server(directory, host=host, port=port, settings=settings, party=found)
 
 
 @app.command()

@@ -50,7 +50,15 @@ def test_the_whole_demo(tmp_path):
         state = newest(tmp_path / "out" / party)
         assert (state["global_step"], len(state["history"])) == (900, 20)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curve.png", "follower", "leader", "logs"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "aligned",
+        "curve.png",
+        "follower",
+        "ids",
+        "leader",
+        "logs",
+    ]
+    assert "2,000 ids of the leader, 2,100 of the follower: 1,797 in common" in done.stdout
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from plait.demo import agreed, digits
 __all__ = ["build", "look"]
 
 
-def input_fn(model: efl.Model, mode: efl.MODE) -> TensorSource:
+def input_fn(model: efl.Model, mode: efl.MODE, aligned: Path | None = None) -> TensorSource:
     """The same images as the leader's, in the same order; other pixels of them."""
     del model
-    return digits.source(mode, "right")
+    return digits.source(mode, "right", aligned=aligned)
 
 
 def look(sample: Sample) -> torch.Tensor:
@@ -43,8 +44,8 @@ def eval_fn(model: efl.FederalModel, sample: Sample) -> None:
     model.send("right", look(sample))
 
 
-def build(model: efl.FederalModel) -> efl.Model:
-    model.input_fn(input_fn)
+def build(model: efl.FederalModel, aligned: Path | None = None) -> efl.Model:
+    model.input_fn(functools.partial(input_fn, aligned=aligned))
     model.loss_fn(loss_fn)
     model.eval_fn(eval_fn)
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(agreed.ADAM))
@@ -53,7 +54,8 @@ def build(model: efl.FederalModel) -> efl.Model:
 
 def main(output: str = "demo-output", passes: str = str(agreed.PASSES)) -> None:
     torch.set_num_threads(1)
-    model = build(efl.FederalModel(sample_id="id"))
+    aligned = Path(output) / "aligned" / "follower"
+    model = build(efl.FederalModel(sample_id="id", aligned=aligned), aligned)
     agreed.fit(model, int(passes), Path(output) / "follower")
 
 

@@ -7,6 +7,7 @@ machine for each, it is `plait party --role leader --listen HOST:PORT --certs DI
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from plait.demo import agreed, digits
 __all__ = ["answer", "build", "look"]
 
 
-def input_fn(model: efl.Model, mode: efl.MODE) -> TensorSource:
+def input_fn(model: efl.Model, mode: efl.MODE, aligned: Path | None = None) -> TensorSource:
     """Where the data comes from: shuffled batches to train on, the held-out images to evaluate on."""
     del model
-    return digits.source(mode, "left", "digit")
+    return digits.source(mode, "left", "digit", aligned=aligned)
 
 
 def look(sample: Sample) -> torch.Tensor:
@@ -60,9 +61,9 @@ def eval_fn(model: efl.FederalModel, sample: Sample) -> None:
     model.add_metric("loss", functional.cross_entropy(logits, sample.digit))
 
 
-def build(model: efl.FederalModel) -> efl.Model:
+def build(model: efl.FederalModel, aligned: Path | None = None) -> efl.Model:
     """Give it its functions, then compile: it connects, and compares with the other party what both have built."""
-    model.input_fn(input_fn)
+    model.input_fn(functools.partial(input_fn, aligned=aligned))
     model.loss_fn(loss_fn)
     model.eval_fn(eval_fn)
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(agreed.ADAM))
@@ -71,9 +72,10 @@ def build(model: efl.FederalModel) -> efl.Model:
 
 def main(output: str = "demo-output", passes: str = str(agreed.PASSES)) -> None:
     torch.set_num_threads(1)  # the layers are small; and one order of adding makes the same bits everywhere
-    # Who this is and where the other one is stands in the environment. By their ids, both parties make sure in each
-    # batch that they have the same images in the same order.
-    model = build(efl.FederalModel(sample_id="id"))
+    # Which images both have was found before, by `plait psi`. Who this is and where the other one is stands in the
+    # environment. By their ids, both parties make sure in each batch that they have the same images in the same order.
+    aligned = Path(output) / "aligned" / "leader"
+    model = build(efl.FederalModel(sample_id="id", aligned=aligned), aligned)
     agreed.fit(model, int(passes), Path(output) / "leader")
 
 

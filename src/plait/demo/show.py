@@ -1,4 +1,4 @@
-"""Runs the demo: both parties, then all data in one place; draws the curves and says what came of it."""
+"""Runs the demo: common ids, both parties, then all data in one place; draws the curves and says what came of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from plait.demo import agreed, curve
+from plait.demo import agreed, alignment, curve
 from plait.demo.centralised import train_alone, train_centralised
 from plait.errors import ConfigError
 from plait.federal.run import federate
@@ -32,12 +32,14 @@ _WIRE = re.compile(r"on the wire: (.*)")
 
 
 def run(output: Path = Path("demo-output"), *, passes: int = agreed.PASSES) -> dict[str, float]:
-    """Train, compare, draw the curves into `output`, say what came of it; return the test accuracy of each run.
+    """Align, train, compare, draw the curves into `output`, say what came of it; return each run's test accuracy.
 
     A training of the two parties that was cut off goes on where it was; one that had ended is removed and done again.
     """
     output = Path(output)
     remove_finished_run(output, passes)
+    with _quiet():
+        _say(alignment.align_parties(output))
     _train_parties(output, passes)
     _say("\nthe same without parties, to compare ...")
     with _quiet():
@@ -77,6 +79,7 @@ def remove_finished_run(output: Path, passes: int) -> None:
             shutil.rmtree(checkpoint.path)
     for name in (*(f"logs/{party}.log" for party in PARTIES), "curve.png"):
         (output / name).unlink(missing_ok=True)
+    alignment.remove(output)
 
 
 def _newest(path: Path) -> dict[str, Any]:
