@@ -139,3 +139,34 @@ def test_where_rounding_alone_makes_a_difference_more_is_allowed():
     apart = [difference(trial.outputs["output"], exact(trial.inputs)["output"]) for trial in trials[4:]]
     assert max(apart) > TOLERANCE
     compare("onnx", exact, trials[4:])
+
+
+class Chaotic(nn.Module):
+    """Doubles every difference fourteen times, as a deep network of first weights does."""
+
+    def forward(self, x):
+        for _ in range(14):
+            x = (2 * x).remainder(1.0) + 1.0
+        return x
+
+
+def test_for_ordinary_inputs_not_much_more_is_allowed():
+    module = Chaotic()
+    trials = trials_of(module, x=torch.zeros(2, 8))
+    tolerances = [trial.tolerance for trial in trials[:4]]
+    assert all(TOLERANCE < tolerance <= 10 * TOLERANCE for tolerance in tolerances)
+    with pytest.raises(CheckpointError, match="for random inputs"):
+        compare("onnx", eager(module, lambda _, value: value * np.float32(1.005)), trials)
+
+
+class Step(nn.Module):
+    def forward(self, x):
+        return (x > 0).float() + 1
+
+
+def test_a_step_at_zero_is_still_looked_at():
+    module = Step()
+    trials = trials_of(module, x=torch.zeros(2, 4))
+    wrong = lambda _, value: np.full_like(value, 2) if (value == 1).all() else value
+    with pytest.raises(CheckpointError, match="for zeros inputs"):
+        compare("onnx", eager(module, wrong), trials)

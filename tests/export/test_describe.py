@@ -29,6 +29,9 @@ def changed(folder, **changes):
     (folder / "model.json").write_text(json.dumps({**body, **changes}))
 
 
+PARTY = {"role": "leader", "pair": "p", "key": "id", "receives": {}, "sends": []}
+
+
 def test_what_is_written_is_read(folder):
     about = read_about(folder)
     assert about.items() >= BODY.items()
@@ -67,6 +70,17 @@ def test_a_file_outside(folder, name):
         ({"inputs": None}, "no 'inputs'"),
         ({"files": []}, "no 'files'"),
         ({"outputs": ["y"]}, "without name, dtype and shape"),
+        ({"outputs": [{"name": "y", "dtype": "float32", "shape": "ab"}]}, "without name, dtype and shape"),
+        ({"outputs": [{"name": "y", "dtype": "float32", "shape": [-5]}]}, "without name, dtype and shape"),
+        ({"inputs": [{"name": ["x"], "dtype": "float32", "shape": [2]}]}, "without name, dtype and shape"),
+        ({"formats": [{}]}, "no texts"),
+        ({"files": {"model.pt2": None}}, "no texts"),
+        ({"labels": "../secret"}, "in another file"),
+        ({"party": 5}, "has a 'party'"),
+        ({"party": {"role": "leader", "key": "id", "receives": {}, "sends": []}}, "has a 'party'"),
+        ({"party": {**PARTY, "receives": {"nothing": "x"}}}, "has a 'party'"),
+        ({"party": {**PARTY, "sends": ["nothing"]}}, "has a 'party'"),
+        ({"party": {**PARTY, "sends": [[]]}}, "has a 'party'"),
     ],
 )
 def test_another_format(folder, changes, words):
@@ -75,7 +89,7 @@ def test_another_format(folder, changes, words):
         read_about(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff", "[" * 100_000])
 def test_no_json(tmp_path, text):
     (tmp_path / "model.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(DataError):
@@ -119,10 +133,12 @@ def test_facts_that_cannot_be(facts, words):
 
 def test_labels():
     assert check_labels(("cat", "a dog")) == ["cat", "a dog"]
+    assert check_labels(np.array(["a", "b"])) == ["a", "b"]
+    assert check_labels(name for name in "ab") == ["a", "b"]
     assert check_labels(None) is None
 
 
-@pytest.mark.parametrize("labels", [[], "cat", ["cat", ""], ["a\nb"], [1], ["a\u2028b"]])
+@pytest.mark.parametrize("labels", [[], "cat", ["cat", ""], ["a\nb"], ["a\n"], [1], ["a\u2028b"], ["\ud800"]])
 def test_labels_that_cannot_be(labels):
     with pytest.raises(ConfigError, match="each a text of one line"):
         check_labels(labels)

@@ -116,7 +116,7 @@ class Untouched(nn.Module):
     ("changes", "words"),
     [
         ({"version": "here"}, "has a version here already"),
-        ({"formats": ["tf"]}, "there is no format 'tf'"),
+        ({"formats": ["coreml"]}, "there is no format 'coreml'"),
         ({"labels": []}, "labels has"),
         ({"facts": {"loss": 1}}, "facts has 'loss'"),
         ({"inputs": {}}, "inputs is {}"),

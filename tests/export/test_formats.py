@@ -15,7 +15,7 @@ def test_each_once():
 
 
 @pytest.mark.parametrize(
-    ("formats", "words"), [("torch", "write a list"), ([], "write a list"), (["tf"], "there is no format 'tf'")]
+    ("formats", "words"), [("torch", "write a list"), ([], "write a list"), (["coreml"], "there is no format 'coreml'")]
 )
 def test_formats_that_cannot_be(formats, words):
     with pytest.raises(ConfigError, match=words):

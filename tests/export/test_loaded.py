@@ -63,6 +63,8 @@ def test_arrays_of_any_layout(directory):
         ({"x": X[0], "ids": IDS}, "'x' has the shape 3: give nx3"),
         ({"x": X[0], "ids": IDS[0]}, "'x' has the shape 3: give nx3"),
         ({"x": X, "ids": IDS * 1.5}, "'ids' is float64: give int64"),
+        ({"x": X.astype(np.float64) + 1e300, "ids": IDS}, "'x' has numbers that float32 cannot hold"),
+        ({"x": X, "ids": IDS.astype(np.uint64) + 2**63}, "'ids' has numbers that int64 cannot hold"),
         ({"x": np.array([["a"] * 3]), "ids": IDS}, "'x' is <U1: give float32"),
         ({"x": X, "ids": IDS[:1]}, "different numbers of rows, x has 2, ids has 1"),
         ({"x": X[:0], "ids": IDS[:0]}, "no rows"),

@@ -40,6 +40,26 @@ def test_versions_that_cannot_be(tmp_path, version):
         check_version(tmp_path, version)
 
 
+@pytest.mark.parametrize("version", ["007", 10**18, "20261116013826123456"])
+def test_what_looks_like_a_number_is_one(tmp_path, version):
+    with pytest.raises(ConfigError, match="at most 18 digits"):
+        check_version(tmp_path, version)
+
+
+def test_after_the_last_number(tmp_path):
+    publish(tmp_path, 10**18 - 1, write())
+    with pytest.raises(ConfigError, match="at most 18 digits"):
+        publish(tmp_path, -1, write())
+    assert names(tmp_path) == ["9" * 18]
+
+
+def test_a_link_that_leads_nowhere_is_there_already(tmp_path):
+    (tmp_path / "1").symlink_to("gone")
+    with pytest.raises(ConfigError, match="already"):
+        publish(tmp_path, 1, write())
+    assert publish(tmp_path, -1, write()).name == "2"
+
+
 @pytest.mark.parametrize("version", [1, "1", "best"])
 def test_one_that_is_there_is_an_error_before_any_work(tmp_path, version):
     publish(tmp_path, version, write())
@@ -54,6 +74,9 @@ def test_a_failure_leaves_nothing(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         publish(tmp_path, -1, fill)
+    assert names(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt):
+        publish(tmp_path / "not" / "there", -1, fill)
     assert names(tmp_path) == []
 
 

@@ -171,6 +171,12 @@ def test_a_script_that_exports_nothing(script, tmp_path):
         exported(script("print(1)"), tmp_path / "run")
 
 
+def test_a_script_that_leaves_without_an_export(script, tmp_path):
+    for words in ("sys.exit()", "sys.exit(0)"):
+        with pytest.raises(ConfigError, match="ended without an export"):
+            exported(script(f"import sys; {words}"), tmp_path)
+
+
 def test_a_script_that_leaves(script, tmp_path):
     with pytest.raises(SystemExit, match="4"):
         exported(script("import sys; sys.exit(4)"), tmp_path)

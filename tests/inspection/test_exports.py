@@ -79,13 +79,13 @@ def test_a_file_outside_is_not_looked_at(tmp_path):
 
 
 def test_numbers_are_in_order_and_the_highest_is_shown(tmp_path):
-    for name in ("10", "9", "best", ".11.abc.partial"):
+    for name in ("10", "9", "best", "011", "1" * 19, ".11.abc.partial"):
         writing.write_about(tmp_path / name, step=None)
     (tmp_path / "12").mkdir()
-    assert [path.name for path in versions(tmp_path)] == ["best", "9", "10"]
+    assert [path.name for path in versions(tmp_path)] == ["011", "1" * 19, "best", "9", "10"]
     assert newest_export(tmp_path).name == "10"
     report = exports_report(tmp_path, stats=False)
-    assert [one["version"] for one in report.facts["versions"]] == ["best", "9", "10"]
+    assert [one["version"] for one in report.facts["versions"]][-3:] == ["best", "9", "10"]
     assert report.facts["newest"]["path"].endswith("10")
     assert "/10: an export, torch, made" in writing.text_of(report)
 

@@ -11,6 +11,7 @@ import pytest
 
 from plait.errors import DataError, UnavailableError
 from plait.serve import answering as answering_room
+from plait.serve import asking as room
 from plait.serve import models
 from plait.serve.app import make_app
 from plait.serve.asking import Whole
@@ -144,6 +145,14 @@ def test_an_answer_of_another_form(exported, asker, monkeypatch, answer):
         whole.run({"own": np.zeros((1, 2), "f4"), "id": keys(10)})
 
 
+def test_more_rows_than_are_answered(exported, asker, monkeypatch):
+    monkeypatch.setattr(room, "MAX_ROWS", 1)
+    whole = Whole(open_part(exported / "leader" / "1"), asker)
+    with pytest.raises(DataError, match="the request has 2 rows: ask for 1 at most"):
+        whole.run({"own": np.zeros((2, 2), "f4"), "id": keys(10, 20)})
+    assert asker.ask("one", keys(10))["the/half"].tolist() == [[2, 2]]
+
+
 def request(*asked):
     own = {"name": "own", "datatype": "FP32", "shape": [len(asked), 2], "data": [1.0] * 2 * len(asked)}
     ids = {"name": "id", "datatype": "INT64", "shape": [len(asked)], "data": list(asked)}
@@ -181,6 +190,23 @@ def test_requests(exported, asker):
         assert "theirs" not in json.dumps(listed)
 
     served(exported, asker, use)
+
+
+def test_503_while_the_other_party_has_another_pair(exported, tmp_path):
+    write_follower(tmp_path / "others", "other")
+
+    async def use(client):
+        for answer in (
+            await client.post("/v2/models/leader/infer", json=request(10)),
+            await client.get("/v2/models/leader/ready"),
+        ):
+            assert answer.status_code == 503
+            assert "has no part that belongs to this version" in answer.json()["error"]
+
+    with answering(tmp_path / "others") as answerer, asking(answerer.endpoint) as asker:
+        while not asker.ready:
+            time.sleep(0.01)
+        served(exported, asker, use)
 
 
 def test_503_while_the_other_party_is_away(exported):

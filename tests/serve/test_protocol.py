@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -112,6 +114,10 @@ def test_a_tensor_may_be_bytes_and_another_json():
         changed(1, data=[1, 2.5]),
         changed(1, data=[1, 2**63]),
         changed(1, data=[1, 2**80]),
+        changed(data=[1.5, 2, 3, 10**400]),
+        changed(data=[[[1, 2], [3, 4]]]),
+        changed(data=[[1, 2], 3, 4]),
+        changed(data=[[], [], [], []]),
         changed(parameters=[]),
         changed(parameters={"binary_data_size": 16}),
     ],
@@ -138,6 +144,31 @@ def test_bytes_that_do_not_fit(size, rest):
     content = changed(1, parameters={"binary_data_size": size})
     with pytest.raises(DataError):
         read(content, str(len(json.dumps(content))), b"\0" * rest)
+
+
+def test_texts_take_no_room():
+    """As an array, each of them would have the room of the longest: a few kilobytes would become gigabytes."""
+    many = changed(shape=[10_000, 2], data=["a" * 1_000_000] + ["b"] * 19_999)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="no FP32"):
+            read(many)
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_tables_and_single_numbers_have_no_rows():
+    shapes = {"x": [None, 2], "table": [3, 2], "scale": []}
+    specs = specs_of([{"name": name, "dtype": "float32", "shape": shape} for name, shape in shapes.items()])
+    sizes = {"table": [3, 2], "scale": [], "x": [5, 2]}
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": shape, "data": [1] * math.prod(shape)}
+        for name, shape in sizes.items()
+    ]
+    request = read_request(json.dumps({"inputs": inputs}).encode(), None, specs, OUTPUTS)
+    assert request.rows == 5
+    assert {name: list(value.shape) for name, value in request.inputs.items()} == sizes
 
 
 def test_an_error_repeats_little_and_no_values():

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from plait.errors import DataError
 from plait.serve.rows import Table, read_rows
@@ -56,6 +58,9 @@ def test_a_file(tmp_path):
     save_file({"customer": np.arange(3), "x": np.eye(3, dtype="f4")}, path)
     np.testing.assert_array_equal(read_rows(path, "customer")(np.array([2, 0]))["x"], np.eye(3)[[2, 0]])
     with pytest.raises(DataError, match=r"rows.safetensors: rows has customer, x: give whole numbers as 'id'"):
+        read_rows(path)
+    save_torch({"id": torch.arange(3), "x": torch.zeros(3, 2, dtype=torch.bfloat16)}, path)
+    with pytest.raises(DataError, match="cannot be read: .*bfloat16"):
         read_rows(path)
     path.write_bytes(b"no")
     with pytest.raises(DataError, match="cannot be read"):

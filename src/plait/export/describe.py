@@ -58,11 +58,17 @@ def _plain(name: str, value: Any) -> Any:
 def check_labels(labels: Sequence[str] | None) -> list[str] | None:
     if labels is None:
         return None
-    wrong = [name for name in labels if not isinstance(name, str) or len(name.splitlines()) != 1]
-    if isinstance(labels, str) or not labels or wrong:
-        shown = labels if isinstance(labels, str) or not labels else wrong[0]
+    names = [] if isinstance(labels, str) else list(labels)
+    wrong = [name for name in names if not _is_line(name)]
+    if wrong or not names:
+        shown = wrong[0] if wrong else labels
         raise ConfigError(f"labels has {shown!r}: write a list of names, each a text of one line")
-    return list(labels)
+    return [str(name) for name in names]  # NumPy's texts are texts, too
+
+
+def _is_line(name: Any) -> bool:
+    """Whether a file of lines gives it back as it is: one with an end of a line at its own end would be two."""
+    return isinstance(name, str) and name.encode(errors="ignore").decode().splitlines() == [name]
 
 
 def form(name: str, dtype: torch.dtype, shape: Sequence[Any]) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def read_about(folder: Path, *, digests: bool = True) -> dict[str, Any]:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path} is larger than {_MAX_BYTES} bytes: it was not written by plait")
         about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is no export, {ABOUT} cannot be read: {error}. Name a version directory") from error
@@ -117,9 +123,38 @@ def _check_about(path: Path, about: Any) -> None:
     wrong = [key for key, kind in kinds.items() if not isinstance(about.get(key), kind)]
     if wrong:
         raise DataError(f"{path} has no {wrong[0]!r} as it should: export again")
-    for one in [*about["inputs"], *about["outputs"]]:
-        if not isinstance(one, dict) or not {"name", "dtype", "shape"} <= one.keys():
-            raise DataError(f"{path} describes an input or output without name, dtype and shape: export again")
+    if not all(_is_form(one) for one in [*about["inputs"], *about["outputs"]]):
+        raise DataError(f"{path} describes an input or output without name, dtype and shape: export again")
+    if not all(isinstance(text, str) for text in [*about["formats"], *about["files"].values()]):
+        raise DataError(f"{path} has formats or digests that are no texts: export again")
+    if about.get("labels") not in (None, LABELS):
+        raise DataError(f"{path} has its labels in another file than {LABELS}: export again")
+    if about.get("party") is not None and not _is_party(about["party"], about):
+        raise DataError(f"{path} has a 'party' that is not that of its inputs and outputs: export again")
+
+
+def _is_form(one: Any) -> bool:
+    """Whether it is what `form` gives."""
+    return (
+        isinstance(one, dict)
+        and all(isinstance(one.get(key), str) for key in ("name", "dtype"))
+        and isinstance(one.get("shape"), list)
+        and all(size is None or (type(size) is int and size >= 0) for size in one["shape"])
+    )
+
+
+def _is_party(party: Any, about: Mapping[str, Any]) -> bool:
+    """Whether it says what of these inputs and outputs travels between the parties."""
+    if not isinstance(party, dict) or not all(isinstance(party.get(key), str) for key in ("role", "pair", "key")):
+        return False
+    receives, sends = party.get("receives"), party.get("sends")
+    return (
+        isinstance(receives, dict)
+        and isinstance(sends, list)
+        and receives.keys() <= {one["name"] for one in about["inputs"]}
+        and all(isinstance(name, str) for name in [*receives.values(), *sends])
+        and set(sends) <= {one["name"] for one in about["outputs"]}
+    )
 
 
 def _check_file(folder: Path, name: str, digest: str | None) -> None:
@@ -136,7 +171,12 @@ def _check_file(folder: Path, name: str, digest: str | None) -> None:
 def read_labels(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
     if about.get("labels") is None:
         return None
-    return (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    try:
+        return (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder / LABELS} cannot be read: {error}; copy the whole directory, or export again"
+        ) from error
 
 
 def _digest(path: Path) -> str:

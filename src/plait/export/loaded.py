@@ -43,7 +43,7 @@ def _fitting(form: Mapping[str, Any], value: Any) -> np.ndarray[Any, Any]:
     if array.dtype != wanted:
         if not np.can_cast(array.dtype, wanted, "same_kind"):
             raise DataError(f"input {form['name']!r} is {array.dtype}: give {wanted}")
-        array = array.astype(wanted)
+        array = _cast(form["name"], array, wanted)
     shape = form["shape"]
     fixed = [got if want is None else want for want, got in itertools.zip_longest(shape, array.shape)]
     if len(shape) != array.ndim or fixed != list(array.shape):
@@ -51,6 +51,16 @@ def _fitting(form: Mapping[str, Any], value: Any) -> np.ndarray[Any, Any]:
         raise DataError(f"input {form['name']!r} has the shape {'x'.join(map(str, array.shape)) or '()'}: give {shown}")
     # torch warns of arrays that may not be written, and neither library takes reversed ones
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+
+
+def _cast(name: str, array: np.ndarray[Any, Any], wanted: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Digits may be lost, not more: a number that the type cannot hold would be another one, or infinite."""
+    with np.errstate(over="ignore"):
+        cast = array.astype(wanted)
+    kept = np.isfinite(cast) | ~np.isfinite(array) if wanted.kind == "f" else cast == array
+    if not kept.all():
+        raise DataError(f"input {name!r} has numbers that {wanted} cannot hold: give {wanted}")
+    return cast
 
 
 def _check_rows(forms: list[dict[str, Any]], given: Arrays) -> None:

@@ -40,9 +40,18 @@ def check_version(directory: str | os.PathLike[str], version: int | str) -> str 
             f"version is {version!r}: write -1 for the next number, a number from 0 up, or a name of letters, digits,"
             " '_', '.' and '-' that starts with a letter or a digit"
         )
-    if Path(directory, str(version)).exists():
+    _check_digits(str(version))
+    if os.path.lexists(Path(directory, str(version))):
         raise ConfigError(f"{directory} has a version {version} already: write another, or -1 for the next number")
     return str(version)
+
+
+def _check_digits(version: str) -> None:
+    """What looks like a number is one: as a name it would never be the newest, to everybody's surprise."""
+    if version.isdigit() and not is_number(version):
+        raise ConfigError(
+            f"version is {version}: write a number of at most 18 digits without zeros before it, or put a letter there"
+        )
 
 
 def publish(directory: str | os.PathLike[str], version: int | str, fill: Callable[[Path], object]) -> Path:
@@ -76,15 +85,20 @@ def replace_files(directory: str | os.PathLike[str], fill: Callable[[Path], obje
 @contextlib.contextmanager
 def _hidden(above: Path, name: str) -> Iterator[Path]:
     folder = above / f".{name}.{uuid.uuid4().hex}.partial"
+    new: list[Path] = []
     try:
+        new += [path for path in (above, *above.parents) if not path.exists()]
         above.mkdir(parents=True, exist_ok=True)
         _sweep(above)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         yield folder
     except OSError as error:
         raise CheckpointError(f"{above} cannot be written: {error}; name a directory with room") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the first that has something in it ends this
+            for path in new:
+                path.rmdir()
 
 
 def _sync(folder: Path) -> None:
@@ -95,7 +109,9 @@ def _sync(folder: Path) -> None:
 def _named(folder: Path, above: Path, name: str | None) -> Path:
     """Rename; a directory that somebody else has published meanwhile is never replaced, for it is not empty."""
     while True:
-        target = above / (_next(above) if name is None else name)
+        chosen = _next(above) if name is None else name
+        _check_digits(chosen)
+        target = above / chosen
         try:
             return folder.rename(target)
         except OSError:

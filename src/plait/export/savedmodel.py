@@ -27,7 +27,12 @@ SIGNATURE = "serving_default"
 
 
 def check(program: Program) -> None:
-    """Before anything is written: is there an operator that we do not know in TensorFlow?"""
+    """Before anything is written: is there something in the module that TensorFlow has no word for?"""
+    hidden = [one["name"] for one in program.inputs if one["name"].startswith("_")]
+    if hidden:
+        raise ConfigError(
+            f"format 'tf' has no inputs with a name like {hidden[0]!r}: write one that starts with a letter"
+        )
     check_operators(program.core)
 
 
@@ -47,25 +52,31 @@ def write_savedmodel(
     """
     check_operators(core)
     _use_cpu()
-    model, variables = tf.Module(), {}
+    model, variables = tf.Module(), dict[tuple[str, str], Any]()
 
     def serve(*given: Any) -> dict[str, Any]:
         found = translate(core, given, variables)
         return {one["name"]: tensor for one, tensor in zip(outputs, found, strict=True)}
 
-    specs = [
-        tf.TensorSpec(one["shape"], as_dtype(getattr(torch, one["dtype"])), name=one["name"]) for one in inputs
-    ]
+    specs = [tf.TensorSpec(one["shape"], as_dtype(getattr(torch, one["dtype"])), name=one["name"]) for one in inputs]
     try:
         with _quiet():
             serving = tf.function(serve, autograph=False).get_concrete_function(*specs)
-            model.weights = {f"{name}{form}": one for (name, form), one in variables.items()}
+            model.weights = _named(variables)
             tf.saved_model.save(model, os.fspath(directory), signatures={SIGNATURE: serving})
     except ConfigError:
         raise
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"TensorFlow cannot write this module: {first}. Nothing was published") from error
+
+
+def _named(variables: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    """By the names that the module has for them; a weight that is used in several forms is there several times."""
+    found: dict[str, Any] = {}
+    for (name, form), one in variables.items():
+        found[f"{name} {form}" if name in found else name] = one
+    return found
 
 
 @contextlib.contextmanager

@@ -68,8 +68,12 @@ def export_script(request: Asked, script: str | os.PathLike[str], arguments: Seq
         check_formats(request.formats)
     if not Path(request.checkpoint).exists() and not Path(request.checkpoint).parent.is_dir():
         raise ConfigError(f"there is no checkpoint {request.checkpoint}: name the directory of a run, or one in it")
-    with _running(script, arguments), _asking(request), contextlib.suppress(Done):
-        runpy.run_path(os.fspath(script), run_name="__main__")
+    with _running(script, arguments), _asking(request):
+        try:
+            runpy.run_path(os.fspath(script), run_name="__main__")
+        except SystemExit as left:
+            if left.code and request.published is None:
+                raise  # its own words
     if request.published is None:
         raise ConfigError(
             f"{script} has ended without an export: it has to call mox.run with a model_fn that answers EXPORT mode, or"
@@ -101,7 +105,7 @@ def _asking(request: Asked) -> Iterator[None]:
         request.take_up(model)
 
     token, before = _asked.set(request), fit_module.fit
-    fit_module.fit = fit  # type: ignore[assignment] # it needs no more of what it is given
+    fit_module.fit = fit  # it needs no more of what it is given
     try:
         yield
     finally:

@@ -27,12 +27,8 @@ def check(exported: Any) -> None:
     for node in _needed(exported):
         if node.op == "call_function" and node.target not in _SIZES and _name(node.target) not in OPS:
             refuse(f"operator {_name(node.target)}")
-    if exported.graph_signature.buffers_to_mutate:
-        refuse(f"buffer that changes whenever it runs, such as {next(iter(_changed(exported)))!r},")
-
-
-def _changed(exported: Any) -> Sequence[str]:
-    return list(exported.graph_signature.buffers_to_mutate.values())
+    for name in exported.graph_signature.buffers_to_mutate.values():
+        refuse(f"buffer that changes whenever it runs, such as {name!r},")
 
 
 def _name(target: Any) -> str:
@@ -80,14 +76,14 @@ def _weights(exported: Any, variables: dict[tuple[str, str], Any]) -> dict[str, 
 
 
 def _called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    arguments = fx.node.map_arg((node.args, node.kwargs), lambda one: values[one])
-    args, kwargs = arguments
-    if node.target in _SIZES:
-        found = node.target(*args)  # type: ignore[operator] # it is a function of Python's
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: values[one])
+    target: Any = node.target
+    if target in _SIZES:
+        found = target(*args)
         if found is None:
-            refuse(f"second result of {_name(node.args[0].target)}")  # type: ignore[union-attr] # getitem's first
+            refuse(f"second result of {_name(node.all_input_nodes[0].target)}")
         return found
-    entry = OPS[_name(node.target)]
+    entry = OPS[_name(target)]
     out = node.meta["val"]
     with tf.name_scope(node.name.lstrip("_")):
         return _fitting(_run(entry, out, args, kwargs), out)

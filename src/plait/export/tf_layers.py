@@ -61,13 +61,22 @@ def _kernel(weight: Any) -> Any:
 def _convolved(
     x: Any, weight: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Any:
-    strides, around = [1, *stride, 1], [[0, 0], *([size, size] for size in padding), [0, 0]]
-    if groups > 1 and groups == x.shape[-1] and stride[0] == stride[1]:
-        # dilated and padded by hand: some builds cannot do the one, and the other ends the process in TensorFlow 2.21
-        kernel = _stretched(_depthwise(weight, groups), dilation)
-        x = tf.pad(x, around) if any(padding) else x
-        return tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=strides, padding="VALID")
-    return tf.nn.conv2d(x, _kernel(weight), strides, around, dilations=dilation)
+    around = [[0, 0], *([size, size] for size in padding), [0, 0]]
+    if groups > 1 and groups == x.shape[-1]:
+        return _convolved_by_channel(tf.pad(x, around) if any(padding) else x, weight, stride, dilation)
+    found = tf.nn.conv2d(x, _kernel(weight), stride, around, dilations=dilation)
+    # TensorFlow joins convolutions with what follows, also these, and then cannot run them on some machines
+    return tf.ensure_shape(found, found.shape) if groups > 1 else found
+
+
+def _convolved_by_channel(x: Any, weight: Any, stride: Sequence[int], dilation: Sequence[int]) -> Any:
+    """Padded, dilated and strided by hand: some machines cannot do all of it, and TensorFlow 2.21 ends the process for
+    a padding.
+    """
+    kernel = _stretched(_depthwise(weight, x.shape[-1]), dilation)
+    step = stride[0] if stride[0] == stride[1] else 1
+    found = tf.raw_ops.DepthwiseConv2dNative(input=x, filter=kernel, strides=[1, step, step, 1], padding="VALID")
+    return found if stride[0] == stride[1] else found[:, :: stride[0], :: stride[1]]
 
 
 def _depthwise(weight: Any, channels: int) -> Any:
@@ -127,7 +136,8 @@ def _spread_out(
     if any(more):
         found = tf.pad(found, [[0, 0], *([0, size] for size in more), [0, 0]])
     sides = zip(padding, whole, more, strict=True)
-    return found[(slice(None), *(slice(cut, size + extra - cut) for cut, size, extra in sides))]
+    kept = (slice(None), *(slice(cut, size + extra - cut) for cut, size, extra in sides))
+    return found[kept]
 
 
 def pads(size: int, result: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> tuple[int, int]:
@@ -204,7 +214,8 @@ def _max_pool(
     if wide == [1] * count:
         return wrapped((tf.nn.max_pool2d if count == 2 else tf.nn.max_pool3d)(tensor, kernel, strides, "VALID")), None
     found = tf.nn.pool(tensor, kernel, "MAX", padding="VALID", dilations=wide)
-    return wrapped(found[(slice(None), *(slice(None, None, step) for step in strides))]), None
+    some = (slice(None), *(slice(None, None, step) for step in strides))
+    return wrapped(found[some]), None
 
 
 def spans(size: int, result: int) -> list[tuple[int, int]]:
@@ -226,8 +237,8 @@ def _adapted(function: Any, x: Any, output_size: Sequence[int]) -> Any:
     """One dimension after the other: a window is as wide for all rows as for one."""
     tensor, wrapped = _batched(x, len(output_size))
     for axis, result in enumerate(static(output_size), start=1):
-        before = (slice(None),) * axis
-        windows = [tensor[(*before, slice(*span))] for span in spans(tensor.shape[axis], result)]
+        places = [range(*span) for span in spans(tensor.shape[axis], result)]
+        windows = [tf.gather(tensor, list(one), axis=axis) for one in places]
         tensor = tf.concat([function(window, axis, keepdims=True) for window in windows], axis)
     return wrapped(tensor)
 
@@ -272,9 +283,7 @@ def _standard(x: Any, axes: Sequence[int], eps: float) -> Any:
 
 
 @op("native_layer_norm")
-def _layer_norm(
-    _: Any, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
-) -> tuple[Any, None, None]:
+def _layer_norm(_: Any, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Any, None, None]:
     count = x.shape.rank
     found = _standard(x, list(range(count - len(shape), count)), eps)
     found = found if weight is None else found * weight

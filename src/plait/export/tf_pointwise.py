@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -67,56 +68,46 @@ def _bitwise(names: str, of_truths: Callable[..., Any], of_bits: Callable[..., A
     op(names, "pointwise")(write)
 
 
-def _enter_functions() -> None:
-    """Those that TensorFlow has under the same name."""
+def _tf(path: str) -> Callable[..., Any]:
+    """A function of TensorFlow by its name: TensorFlow itself is not imported yet."""
 
-    def called(name: str) -> Callable[..., Any]:
-        return lambda *values: getattr(tf.math, name)(*values)
+    def call(*values: Any) -> Any:
+        return functools.reduce(getattr, path.split("."), tf)(*values)
 
-    names = "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp expm1 floor log log1p reciprocal round"
-    for name in f"{names} rsqrt sigmoid sign sin sinh sqrt square tan tanh".split():
-        _unary(name, called(name))
-    for name in ("atan2", "maximum", "minimum"):
-        _binary(name, called(name))
-    for name, ours in {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal"}.items():
-        _comparison(name, called(ours))
-    for name, ours in {"gt": "greater", "ge": "greater_equal"}.items():
-        _comparison(name, called(ours))
-    for name in ("and", "or", "xor"):
-        _logical(f"logical_{name}", called(f"logical_{name}"))
-    _logical("logical_not", called("logical_not"))
+    return call
 
 
-_enter_functions()
-
-_unary("relu", lambda x: tf.nn.relu(x))  # noqa: PLW0108 - TensorFlow is not imported yet
+for _name in (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1",
+    "floor", "log", "log1p", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan",
+    "tanh",
+):  # fmt: skip
+    _unary(_name, _tf(f"math.{_name}"))
+for _name in ("atan2", "maximum", "minimum"):
+    _binary(_name, _tf(f"math.{_name}"))
+for _name, _ours in {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+}.items():  # fmt: skip
+    _comparison(_name, _tf(f"math.{_ours}"))
+for _name in ("and", "or", "xor"):
+    _logical(f"logical_{_name}", _tf(f"math.logical_{_name}"))
+    _bitwise(
+        f"bitwise_{_name}.Tensor bitwise_{_name}.Scalar",
+        _tf(f"math.logical_{_name}"),
+        _tf(f"bitwise.bitwise_{_name}"),
+    )
+_logical("logical_not", _tf("math.logical_not"))
+_bitwise("bitwise_not", _tf("math.logical_not"), _tf("bitwise.invert"))
+_unary("relu", _tf("nn.relu"))
 _unary("neg", lambda x: -x)
 _unary("trunc", lambda x: tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x)) if x.dtype.is_floating else x)
 _unary("log2", lambda x: tf.math.log(x) / tf.constant(math.log(2), x.dtype))
 _unary("log10", lambda x: tf.math.log(x) / tf.constant(math.log(10), x.dtype))
 _binary("mul.Tensor mul.Scalar", lambda x, y: tf.logical_and(x, y) if x.dtype == tf.bool else x * y)
 _binary("div.Tensor div.Scalar", lambda x, y: x / y)
-_binary("remainder.Tensor remainder.Scalar", lambda x, y: tf.math.floormod(x, y))
-_binary("fmod.Tensor fmod.Scalar", lambda x, y: tf.truncatemod(x, y))
+_binary("remainder.Tensor remainder.Scalar", _tf("math.floormod"))
+_binary("fmod.Tensor fmod.Scalar", _tf("truncatemod"))
 _binary("hypot", lambda x, y: tf.sqrt(x * x + y * y))
-_binary("copysign.Tensor", lambda x, y: tf.where(y < 0, -tf.abs(x), tf.abs(x)))
-
-_bitwise("bitwise_not", lambda x: tf.logical_not(x), lambda x: tf.bitwise.invert(x))  # noqa: PLW0108 - same
-_bitwise(
-    "bitwise_and.Tensor bitwise_and.Scalar",
-    lambda x, y: tf.logical_and(x, y),  # noqa: PLW0108 - same
-    lambda x, y: tf.bitwise.bitwise_and(x, y),  # noqa: PLW0108 - same
-)
-_bitwise(
-    "bitwise_or.Tensor bitwise_or.Scalar",
-    lambda x, y: tf.logical_or(x, y),  # noqa: PLW0108 - same
-    lambda x, y: tf.bitwise.bitwise_or(x, y),  # noqa: PLW0108 - same
-)
-_bitwise(
-    "bitwise_xor.Tensor bitwise_xor.Scalar",
-    lambda x, y: tf.math.logical_xor(x, y),  # noqa: PLW0108 - same
-    lambda x, y: tf.bitwise.bitwise_xor(x, y),  # noqa: PLW0108 - same
-)
 
 
 @op("add.Tensor add.Scalar", "pointwise")
@@ -151,7 +142,9 @@ def _rounded_quotient(out: Any, x: Any, y: Any, rounding_mode: str | None = "flo
     if not dtype.is_floating:
         return tf.math.floordiv(x, y) if rounding_mode == "floor" else tf.truncatediv(x, y)
     found = x / y
-    return tf.math.floor(found) if rounding_mode == "floor" else tf.where(found < 0, tf.math.ceil(found), tf.floor(found))
+    return (
+        tf.math.floor(found) if rounding_mode == "floor" else tf.where(found < 0, tf.math.ceil(found), tf.floor(found))
+    )
 
 
 @op("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", "pointwise")

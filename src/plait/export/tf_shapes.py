@@ -23,6 +23,11 @@ def _sym_size(_: Any, x: Any, dim: int) -> Any:
     return tf.shape(tensor, tf.int64)[axis] if known is None else known
 
 
+@op("torch::sym_float", "any")
+def _sym_float(_: Any, size: Any) -> Any:
+    return tf.cast(size, tf.float64) if tf.is_tensor(size) else float(size)
+
+
 @op("view _unsafe_view reshape")
 def _view(_: Any, x: Any, shape: Sequence[Any]) -> Any:
     known = [size for size in shape if isinstance(size, int)]
@@ -105,13 +110,12 @@ def _select(_: Any, x: Any, dim: int, index: Any) -> Any:
 def _slice_scatter(_: Any, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     if step != 1:
         refuse("slice_scatter with a step")
+    del end  # the source is as long
     before = (slice(None),) * (dim % x.shape.rank)
-    size = tf.shape(x)[dim]
-    first = 0 if start is None else start
-    head = x[(*before, slice(0, first))]
+    head = x[before + (slice(0, 0 if start is None else start),)]  # noqa: RUF005 - Python 3.10 has no star there
     rest = tf.shape(head)[dim] + tf.shape(source)[dim]
-    del end  # the source has that length
-    return tf.concat([head, tf.cast(source, x.dtype), x[(*before, slice(rest, size))]], dim)
+    tail = x[before + (slice(rest, tf.shape(x)[dim]),)]  # noqa: RUF005 - same
+    return tf.concat([head, tf.cast(source, x.dtype), tail], dim)
 
 
 @op("split_with_sizes")
@@ -174,9 +178,7 @@ def _gather(out: Any, x: Any, dim: int, index: Any, **_: Any) -> Any:
     dim %= out.ndim
     wanted = tf.shape(index)
     x = tf.slice(x, [0] * out.ndim, tf.concat([wanted[:dim], tf.shape(x)[dim : dim + 1], wanted[dim + 1 :]], 0))
-    to_end = [place for place in range(out.ndim) if place != dim] + [dim]
-    found = tf.gather(tf.transpose(x, to_end), tf.transpose(index, to_end), batch_dims=out.ndim - 1)
-    return tf.transpose(found, [to_end.index(place) for place in range(out.ndim)])
+    return _swapped(tf.gather(_swapped(x, dim), _swapped(index, dim), batch_dims=out.ndim - 1), dim)
 
 
 @op("index.Tensor")
@@ -236,12 +238,12 @@ def _mean(out: Any, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) ->
 
 @op("amax max", "any")
 def _amax(_: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return reduced(lambda tensor, axes, keep: tf.reduce_max(tensor, axes, keep), x, dim, keepdim)
+    return reduced(tf.reduce_max, x, dim, keepdim)
 
 
 @op("amin min", "any")
 def _amin(_: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return reduced(lambda tensor, axes, keep: tf.reduce_min(tensor, axes, keep), x, dim, keepdim)
+    return reduced(tf.reduce_min, x, dim, keepdim)
 
 
 @op("any any.dim any.dims", "any")
@@ -260,6 +262,11 @@ def _var(_: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bo
     off = tf.math.squared_difference(x, tf.reduce_mean(x, axes, keepdims=True))
     count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x), axes)), x.dtype)
     return tf.reduce_sum(off, axes, keepdim) / (count - number(1 if correction is None else correction, x.dtype))
+
+
+@op("var_mean.correction")
+def _var_mean(out: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    return _var(out, x, dim, correction=correction, keepdim=keepdim), tf.reduce_mean(x, dims_of(x, dim), keepdim)
 
 
 @op("linalg_vector_norm")
@@ -309,19 +316,20 @@ def _topk(_: Any, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: b
     return _swapped(values, dim), tf.cast(_swapped(places, dim), tf.int64)
 
 
-@op("sort sort.stable")
-def _sort(_: Any, x: Any, *given: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    del stable  # it always is
-    if given:
-        dim, descending = (*given, descending)[:2]
-    places = tf.argsort(x, dim, "DESCENDING" if descending else "ASCENDING", stable=True)
-    axis = dim % x.shape.rank
-    return _gather(x.shape and _Ranked(x.shape.rank), x, axis, places), tf.cast(places, tf.int64)
+@op("sort")
+def _sort(_: Any, x: Any, dim: int = -1, descending: bool = False) -> Any:
+    if x.shape.rank == 0:
+        return x, tf.zeros([], tf.int64)
+    x = _swapped(x, dim)
+    places = tf.argsort(x, -1, "DESCENDING" if descending else "ASCENDING", stable=True)
+    found = tf.gather(x, places, batch_dims=x.shape.rank - 1)
+    return _swapped(found, dim), tf.cast(_swapped(places, dim), tf.int64)
 
 
-class _Ranked:
-    def __init__(self, ndim: int) -> None:
-        self.ndim = ndim
+@op("sort.stable")
+def _stable_sort(out: Any, x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    del stable  # every one is here
+    return _sort(out, x, dim, descending)
 
 
 def _swapped(x: Any, dim: int) -> Any:

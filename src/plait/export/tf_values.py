@@ -118,8 +118,7 @@ def plain(value: Any) -> Any:
 
 
 def last(value: Any, count: int | None = None) -> Any:
-    """The tensor with its channels last; one of fewer dimensions than `count` gets the others in front, as NumPy has
-    it."""
+    """The tensor with its channels last; one of fewer dimensions than `count` gets more in front, as in NumPy."""
     if isinstance(value, Last):
         return value.tensor
     tensor = plain(value)

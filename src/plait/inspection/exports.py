@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from plait.variables.tf_table import reading
 __all__ = ["export_report", "exports_report", "is_export", "newest_export", "open_export", "versions"]
 
 _ABOUT, _ARCHIVE = "model.json", "model.pt2"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _MAX_ABOUT = 16 << 20
 _MAX_CONFIG = 256 << 20
 _FORMAT = 1
@@ -42,7 +44,12 @@ def is_export(path: Path) -> bool:
 def versions(directory: Path) -> list[Path]:
     """The versions in a directory, the newest last: names in order, then numbers in order."""
     found = [path for path in directory.iterdir() if not path.name.startswith(".") and is_export(path)]
-    return sorted(found, key=lambda path: (_digits(path.name), int(path.name) if _digits(path.name) else 0, path.name))
+    return sorted(found, key=lambda path: (_number(path.name) is not None, _number(path.name) or 0, path.name))
+
+
+def _number(version: str) -> int | None:
+    """As those count who serve: what is no number is a name."""
+    return int(version) if _NUMBER.fullmatch(version) else None
 
 
 def newest_export(path: Path) -> Path:
@@ -203,10 +210,6 @@ def _whole_numbers(found: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _digits(name: str) -> bool:
-    return name.isascii() and name.isdigit()
 
 
 def _word(value: Any) -> str:

@@ -19,7 +19,7 @@ from plait.export.loaded import Loaded, load, versions
 from plait.federal.channel import Channel
 from plait.federal.settings import Party
 from plait.serve.models import find_models
-from plait.serve.peer import ANSWER, ASK, FIRST, KEYS, Peer
+from plait.serve.peer import ANSWER, ASK, FIRST, KEYS, MAX_ROWS, Peer
 from plait.serve.protocol import Tensors
 from plait.serve.rows import Rows
 from plait.serve.settings import Settings
@@ -28,8 +28,6 @@ __all__ = ["Answerer", "Parts"]
 
 KEPT = 4
 """Parts that are kept open: those of old versions are asked for until the other party has swapped its own."""
-MAX_ROWS = 1 << 16
-"""In a question."""
 
 log = logging.getLogger("plait")
 

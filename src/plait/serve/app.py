@@ -119,6 +119,11 @@ class _Routes:
         served = self._served(request)
         if served.whole is not None and self._asker is not None and not self._asker.ready:
             raise HTTPException(503, f"the {self._asker.peer}, whose part of the model is needed, is away")
+        if served.whole is not None:
+            try:
+                await asyncio.to_thread(served.whole.check)  # it may be there with the part of another pair
+            except UnavailableError as error:
+                raise HTTPException(503, str(error)) from error
         return Response()
 
     async def model(self, request: Request) -> Response:
@@ -204,8 +209,7 @@ class _Routes:
 
     async def _inferred(self, served: Served, request: Request, body: bytes) -> Response:
         asked = read_request(body, request.headers.get(LENGTH), served.inputs, served.outputs)
-        rows = next(iter(asked.inputs.values())).shape[0]
-        results = await served.batcher.infer(asked.inputs, rows, self._settings.timeout)
+        results = await served.batcher.infer(asked.inputs, asked.rows, self._settings.timeout)
         content, length = write_response(served.name, served.version, asked, results, served.outputs)
         if length is None:
             return Response(content, media_type="application/json")

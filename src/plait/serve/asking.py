@@ -19,7 +19,7 @@ from plait.errors import DataError, FederalError, UnavailableError
 from plait.export.loaded import Loaded
 from plait.federal.channel import Channel
 from plait.federal.settings import Party
-from plait.serve.peer import ANSWER, ASK, FIRST, KEYS, Peer
+from plait.serve.peer import ANSWER, ASK, FIRST, KEYS, MAX_ROWS, Peer
 from plait.serve.protocol import DATATYPES, Spec, Tensors, specs_of
 
 __all__ = ["Asker", "Whole"]
@@ -171,6 +171,8 @@ class Whole:
 
     def run(self, inputs: Tensors) -> Tensors:
         keys = inputs[self._key]
+        if len(keys) > MAX_ROWS:  # with which the other party would end the session, and everybody's answers
+            raise DataError(f"the request has {len(keys)} rows: ask for {MAX_ROWS} at most")
         found = self._asker.ask(self._pair, np.array(keys, np.int64))
         given = {name: value for name, value in inputs.items() if name != self._key}
         for spec, name in self._receives.items():

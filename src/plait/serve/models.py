@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.errors import DataError, PlaitError, UnavailableError
+from plait.errors import DataError, UnavailableError
+from plait.export.describe import read_about
 from plait.export.loaded import Loaded, load, versions
 from plait.serve.asking import Asker, Whole
 from plait.serve.batching import Batch, Batcher
@@ -39,6 +41,13 @@ class Served:
     """With the other party's part, if this is a part that receives."""
 
 
+class _Refused(NamedTuple):
+    version: str
+    files: frozenset[tuple[Any, ...]]
+    """Whoever copies a version here file by file, or a damaged one again, changes these."""
+    why: str
+
+
 def find_models(directory: str | os.PathLike[str]) -> dict[str, Path]:
     """Name and directory of each model: the directory itself, if there are versions in it, or those in it that have."""
     root = Path(directory).resolve()
@@ -46,6 +55,15 @@ def find_models(directory: str | os.PathLike[str]) -> dict[str, Path]:
         return {root.name: root}
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     return {folder.name: folder for folder in folders if versions(folder)}
+
+
+def _files(folder: Path) -> frozenset[tuple[Any, ...]]:
+    """What tells whether files were written since."""
+    try:
+        found = [(path, path.stat()) for path in folder.rglob("*")]
+    except OSError:  # it vanishes
+        return frozenset()
+    return frozenset((path, stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in found)
 
 
 def warm_up(served: Served) -> None:
@@ -70,8 +88,8 @@ class Models:
         self._directory, self._settings, self._metrics, self._asker = directory, settings, metrics, asker
         self._executor: Executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="plait-serve")
         self._served: dict[str, Served] = {}
-        self._refused: dict[str, str] = {}
-        """The newest version of a model that could not be loaded: said once, not at every look."""
+        self._refused: dict[str, _Refused] = {}
+        """The newest version of a model that could not be loaded: said once, and tried again when its files change."""
         self._waits: dict[str, str] = {}
         """The same of one that the other party has no part of yet."""
 
@@ -98,7 +116,7 @@ class Models:
             await asyncio.sleep(self._settings.poll)
             try:
                 await self.look()
-            except (PlaitError, OSError) as error:  # a disk that is away for a while does not end the server
+            except Exception as error:  # noqa: BLE001 - a disk that is away for a while does not end the looking
                 log.warning("%s could not be read: %s", self._directory, error)
 
     async def look(self) -> None:
@@ -106,7 +124,10 @@ class Models:
         for name, folder in (await asyncio.to_thread(find_models, self._directory)).items():
             newest = next(reversed(await asyncio.to_thread(versions, folder)), None)
             now = self._served.get(name)
-            if newest is None or newest == self._refused.get(name) or (now is not None and now.version == newest):
+            if newest is None or (now is not None and now.version == newest):
+                continue
+            files, refused = await asyncio.to_thread(_files, folder / newest), self._refused.get(name)
+            if refused is not None and (refused.version, refused.files) == (newest, files):
                 continue
             try:
                 await self._load(name, folder, newest)
@@ -115,15 +136,16 @@ class Models:
                     self._waits[name] = newest
                     log.warning("%s: version %s waits: %s", name, newest, error)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with a new version, the old one goes on
-                self._refused[name] = newest
-                goes_on = f"version {now.version} goes on" if now else "it is not served"
-                log.warning("%s: version %s cannot be served, %s: %s", name, newest, goes_on, error)
+                self._refused[name] = _Refused(newest, files, str(error))
+                if refused is None or (refused.version, refused.why) != (newest, str(error)):
+                    goes_on = f"version {now.version} goes on" if now else "it is not served"
+                    log.warning("%s: version %s cannot be served, %s: %s", name, newest, goes_on, error)
 
     async def _load(self, name: str, folder: Path, version: str) -> None:
-        served = await asyncio.to_thread(self._opened, name, folder, version)
         before = self._served.get(name)
-        if before is not None and served.whole is not None:
-            await asyncio.to_thread(served.whole.check)
+        if before is not None:
+            await asyncio.to_thread(self._check_pair, folder / version)
+        served = await asyncio.to_thread(self._opened, name, folder, version)
         self._served[name] = served  # those that the old one has begun keep it alive until they are done
         self._refused.pop(name, None)
         if before is None:
@@ -145,12 +167,18 @@ class Models:
             rows=settings.batch,
             delay=settings.batch_delay,
             threads=settings.workers,
-            together=all(spec.shape and spec.shape[0] is None for spec in tensors),
+            together=all(spec.has_rows for spec in tensors),
             seen=self._counter(name),
         )
         served = Served(name, version, loaded, inputs, outputs, batcher, whole)
         warm_up(served)
         return served
+
+    def _check_pair(self, folder: Path) -> None:
+        """Has the other party its part? Asked before this one is loaded: it may wait, and is looked at many times."""
+        party = read_about(folder, digests=False).get("party") or {}
+        if self._asker is not None and party.get("receives"):
+            self._asker.ask(party["pair"], np.zeros(0, np.int64))
 
     def _whole(self, name: str, loaded: Loaded) -> Whole | None:
         party = loaded.about.get("party") or {}

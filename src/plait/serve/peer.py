@@ -12,7 +12,7 @@ from plait.federal.channel import Channel
 from plait.federal.communicator import Communicator
 from plait.federal.settings import Party
 
-__all__ = ["ANSWER", "ASK", "FIRST", "KEYS", "Peer"]
+__all__ = ["ANSWER", "ASK", "FIRST", "KEYS", "MAX_ROWS", "Peer"]
 
 PROTOCOL = 1
 """Of the words and slots below; frames have a version of their own."""
@@ -20,6 +20,8 @@ ASK, ANSWER = "ask", "answer"
 """The words: {"turn", "pair"} rides on the keys; {"turn", "sent": names} or {"turn", "error": kind} answers it."""
 KEYS, FIRST = 1, 2
 """The slot of the keys that are asked for, and that of the first tensor of an answer."""
+MAX_ROWS = 1 << 16
+"""In a question."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before the other party is met again: at first, and at most while it cannot be."""
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -57,6 +58,11 @@ class Spec:
         """The shape as the protocol writes it: -1 is any size."""
         return [-1 if size is None else size for size in self.shape]
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first dimension is the batch."""
+        return bool(self.shape) and self.shape[0] is None
+
     def fits(self, shape: Sequence[int]) -> bool:
         return len(shape) == len(self.shape) and all(
             want is None or want == got for want, got in zip(self.shape, shape, strict=True)
@@ -69,6 +75,8 @@ class Request:
     inputs: Tensors
     outputs: dict[str, bool]
     """The outputs that are wanted, and whether as bytes."""
+    rows: int = 1
+    """Of the batch; 1 where no input has any."""
 
 
 def specs_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, Spec]:
@@ -102,7 +110,8 @@ def read_request(
     identity = content.get("id")
     if identity is not None and not isinstance(identity, str):
         raise DataError(f"id is {_shown(identity)}; write a string, or leave it out")
-    return Request(identity, tensors, _wanted(content, outputs))
+    rows = next((len(tensor) for name, tensor in tensors.items() if inputs[name].has_rows), 1)
+    return Request(identity, tensors, _wanted(content, outputs), rows)
 
 
 def _json_end(text: str, length: int) -> int:
@@ -147,7 +156,7 @@ def _inputs(content: dict[str, Any], data: memoryview | None, specs: Mapping[str
         raise DataError(f"inputs {[name for name in specs if name not in tensors]} are missing: write each once")
     if data is not None and position != len(data):
         raise DataError(f"{len(data)} bytes follow the JSON, the inputs' binary_data_size are {position} together")
-    _check_rows(tensors)
+    _check_rows(tensors, specs)
     return tensors
 
 
@@ -198,16 +207,38 @@ def _from_bytes(spec: Spec, shape: list[int], size: Any, data: memoryview | None
 
 
 def _from_list(entry: dict[str, Any], spec: Spec, shape: list[int]) -> NDArray[Any]:
-    data = entry.get("data")
-    try:
-        array = np.array(data) if isinstance(data, list) else None
-    except (ValueError, OverflowError, RecursionError):  # lists of different lengths, too deep
-        array = None
-    if array is None or (array.ndim > 1 and list(array.shape) != shape) or array.size != math.prod(shape):
+    flat = _flat(entry.get("data"), shape)
+    if flat is None:
         raise DataError(f"input {spec.name!r} has not the data of shape {shape}; write {math.prod(shape)} numbers")
-    if array.size and array.dtype.kind not in KINDS[spec.dtype.kind]:
+    array = _array(flat)
+    if array is None or (array.size and array.dtype.kind not in KINDS[spec.dtype.kind]):
         raise DataError(f"input {spec.name!r} has data that is no {spec.datatype}")
     return _cast(array, spec).reshape(shape)
+
+
+def _array(flat: list[Any]) -> NDArray[Any] | None:
+    """Of numbers alone: in an array of texts each would have the room of the longest one."""
+    if not set(map(type, flat)) <= {bool, int, float}:
+        return None
+    try:
+        return np.array(flat)
+    except OverflowError:  # a whole number that no float can hold
+        return None
+
+
+def _flat(data: Any, shape: list[int]) -> list[Any] | None:
+    """What is in lists, or in lists of lists, one after the other; None if it does not fit the shape."""
+    if not isinstance(data, list):
+        return None
+    sizes = [len(data)]
+    while set(map(type, data)) == {list}:
+        lengths = set(map(len, data))
+        if len(lengths) > 1 or len(sizes) >= len(shape):
+            return None
+        sizes.append(lengths.pop())
+        data = list(chain.from_iterable(data))
+    fits = sizes == shape if len(sizes) > 1 else len(data) == math.prod(shape)
+    return data if fits else None
 
 
 def _cast(array: NDArray[Any], spec: Spec) -> NDArray[Any]:
@@ -225,8 +256,9 @@ def _cast(array: NDArray[Any], spec: Spec) -> NDArray[Any]:
     return cast
 
 
-def _check_rows(tensors: Tensors) -> None:
-    rows = {name: tensor.shape[0] if tensor.ndim else 0 for name, tensor in tensors.items()}
+def _check_rows(tensors: Tensors, specs: Mapping[str, Spec]) -> None:
+    """Tables and single numbers have no rows of the batch."""
+    rows = {name: tensor.shape[0] for name, tensor in tensors.items() if specs[name].has_rows}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         raise DataError(f"the inputs have {rows} rows; write the same number for each, at least 1")
 

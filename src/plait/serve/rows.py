@@ -54,7 +54,7 @@ def read_rows(path: str | os.PathLike[str], key: str = "id") -> Table:
 
     try:
         columns = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError) as error:  # the last of a type that NumPy has not, such as bfloat16
         raise DataError(f"{os.fspath(path)} cannot be read: {error}; name a safetensors file of rows") from error
     try:
         return Table(columns, key)
