@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from plait.errors import FederalError
 from plait.federal.communicator import Communicator
 from plait.psi import curve
-from plait.psi.exchange import ANSWERS, POINTS
+from plait.psi.exchange import ANSWERS, POINTS, REVEAL
 from plait.psi.run import align
 
 from .parties import together, write_csv
@@ -34,10 +35,12 @@ def tensor(points):
     return torch.frombuffer(bytearray(b"".join(points)), dtype=torch.uint8).view(-1, 32)
 
 
-def met(tmp_path, follower, reveal="both"):
-    """What an honest leader with six keys ends with, whose follower is a function of the channel."""
+def met(tmp_path, follower, reveal="both", honest="leader"):
+    """What an honest leader with six keys ends with, whose follower is a function of the channel; or the other way."""
     write_csv(tmp_path / "leader.csv", [(number, "") for number in range(6)])
     ends = Communicator.pair(timeout=10.0)
+    if honest == "follower":
+        ends = ends[::-1]
     over = threading.Event()
 
     def lead():
@@ -60,8 +63,8 @@ def met(tmp_path, follower, reveal="both"):
     return together(lead, follow)[0]
 
 
-def refused(tmp_path, follower, reveal="both"):
-    error = met(tmp_path, follower, reveal)
+def refused(tmp_path, follower, reveal="both", honest="leader"):
+    error = met(tmp_path, follower, reveal, honest)
     assert isinstance(error, FederalError), error
     assert not list((tmp_path / "out").glob("part-*"))
     return str(error)
@@ -80,6 +83,50 @@ def sends(*batches, stand=None, slot=POINTS):
 def test_points_of_low_order(tmp_path, u):
     wrong = [*GOOD[:3], u.to_bytes(32, "little")]
     assert "the follower's points hold a point of low order" in refused(tmp_path, sends(wrong))
+
+
+@pytest.mark.parametrize("reveal", REVEAL)
+@pytest.mark.parametrize("honest", ["leader", "follower"])
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ([[*GOOD[:3], bytes(32)]], "points hold a point of low order"),
+        ([[TWIST] * BATCH], "points that are not on the curve"),
+        ([[*GOOD[:3], b"\xff" * 32]], "coordinate that is not below"),
+        ([GOOD[:4], GOOD[:2]], "repeat points"),
+        ([GOOD[:3]], "has 3 points, and 4 were announced"),
+        ([GOOD[:5]], "has 5 points, and 4 were announced"),
+    ],
+    ids=["low order", "twist", "too large", "repeated", "short", "long"],
+)
+def test_both_roles_refuse_whoever_learns(tmp_path, reveal, honest, batches, said):
+    assert said in refused(tmp_path, sends(*batches), reveal, honest)
+
+
+@pytest.mark.parametrize(
+    ("honest", "reveal"), [("leader", "both"), ("leader", "leader"), ("follower", "leader"), ("follower", "sizes")]
+)
+def test_a_batch_that_is_repeated_in_another_session(tmp_path, monkeypatch, honest, reveal):
+    """The points before it are gone, only their multiples are kept: it shows there, also to who learns nothing else."""
+    monkeypatch.setattr("plait.psi.pool.cores", lambda: 1)
+    first = tmp_path / "out" / ".psi" / "theirs" / "00000000.bin"
+
+    def other(channel):
+        sends(GOOD[:4], GOOD[4:8], stand={"rows": 12})(channel)
+        until = time.monotonic() + 10
+        while not first.exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        channel.open()
+        channel.tell("psi", STAND | {"rows": 12})
+        assert channel.hear("psi")["have"] == 1
+        for number, points in [(1, GOOD[:4]), (2, GOOD[8:])]:
+            channel.send(POINTS, number, tensor(points))
+        for number, points in enumerate((GOOD[:4], GOOD[4:6])):
+            channel.send(ANSWERS, number, tensor(points))
+        if reveal == "leader" and honest == "follower":
+            channel.tell("agree", {})
+
+    assert "points that are the same once both have multiplied them" in refused(tmp_path, other, reveal, honest)
 
 
 def test_numbers_that_are_no_coordinates(tmp_path):
@@ -144,6 +191,7 @@ def test_tensors_of_another_form(tmp_path, form):
         {"answers": 3},
         {"run": 7},
         {"run": "x" * 99},
+        {"run": "\u00e4"},
         {"agreed": 1},
         {"more": 1},
     ],

@@ -50,8 +50,21 @@ def test_a_process_that_has_died(processes):
     with contextlib.closing(Pool(SECRET, workers=1)) as made:
         made.multiply(POINTS).result(30)
         os.kill(made._processes[0]._process.pid, signal.SIGKILL)
-        with pytest.raises((RuntimeError, BrokenPipeError)):
+        with pytest.raises(RuntimeError, match="has died: start again"):
             made.multiply(POINTS * 2000).result(30)
+
+
+def test_a_process_that_dies_in_the_middle_of_an_answer(processes, monkeypatch):
+    """Half an answer would be taken for the points of fewer rows."""
+    half = (
+        "import sys; sys.stdin.buffer.read(32 + 9); sys.stdout.buffer.write(b'M' + bytes([64] + [0] * 7) + bytes(32))"
+    )
+    monkeypatch.setattr(pool, "_START", half)
+    with (
+        contextlib.closing(Pool(SECRET, workers=1)) as made,
+        pytest.raises(RuntimeError, match="has died: start again"),
+    ):
+        made.multiply(POINTS).result(30)
 
 
 @pytest.mark.slow

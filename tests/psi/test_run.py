@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import stat
 import string
 
@@ -81,6 +82,16 @@ def test_more_than_fits_into_windows(tmp_path, reveal):
     tables(tmp_path, ids, ids)
     leader, _ = aligned(tmp_path, reveal=reveal, window=1500)
     assert leader.common == 400
+
+
+@pytest.mark.parametrize("reveal", ["both", "leader"])
+def test_more_cores_than_batches_under_way(tmp_path, monkeypatch, reveal):
+    """Answers do not wait for points that are not sent before there are answers."""
+    monkeypatch.setattr("plait.psi.pool.cores", lambda: 16)
+    ids = [f"{n}" for n in range(150)]
+    tables(tmp_path, ids, ids)
+    leader, _ = aligned(tmp_path, reveal=reveal, timeout=2.0)
+    assert leader.common == 150
 
 
 @pytest.mark.slow
@@ -200,6 +211,46 @@ class TestMistakes:
             assert "reveal" in str(one)
             assert "shards" in str(one)
 
+    @pytest.mark.parametrize(
+        ("settings", "said"), [({"key": ["id", "note"]}, "key columns"), ({"ignore_case": True}, "case folded")]
+    )
+    def test_parties_with_different_keys(self, tmp_path, settings, said):
+        tables(tmp_path, ["a"], ["a"])
+        for one in outcomes(tmp_path, follower=settings):
+            assert isinstance(one, FederalError)
+            assert said in str(one)
+
+    def test_rows_that_are_there_without_a_manifest(self, tmp_path):
+        tables(tmp_path, ["a"], ["a"])
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "part-00001-of-00002.csv").touch()
+        with pytest.raises(ConfigError, match=r"holds aligned rows already \(part-00001"):
+            align(tmp_path / "leader.csv", "id", tmp_path / "out", role="leader", listen="127.0.0.1:0")
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_table_that_changes_under_way(self, tmp_path, monkeypatch, when):
+        """Rows are written by their numbers: those of another table would be other people's."""
+        tables(tmp_path, ["a", "b"], ["b", "a"])
+        path = tmp_path / "leader.csv"
+        was, write, meet = path.read_bytes(), run.write_shards, run._talk
+
+        def change(function, *arguments):
+            done = function(*arguments)
+            if "out-leader" in str(arguments):
+                path.write_bytes(was + b"c,d\n")
+            return done
+
+        name, function = ("_talk", meet) if when == "before" else ("write_shards", write)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, name, lambda *arguments: change(function, *arguments))
+            leader, follower = outcomes(tmp_path)
+        assert isinstance(leader, DataError)
+        assert "was changed while the run was under way" in str(leader)
+        path.write_bytes(was)
+        given = {"role": "leader", "listen": "127.0.0.1:0", "batch": 8}
+        again = align(path, "id", tmp_path / "out-leader", **given)
+        assert read_ids(again) == read_ids(follower)
+
     def test_a_directory_that_holds_aligned_rows(self, tmp_path):
         check(tmp_path, ["a"], ["a"])
         with pytest.raises(ConfigError, match="holds aligned rows already"):
@@ -215,7 +266,7 @@ class TestGoingOn:
 
     LEADER, FOLLOWER = [f"{n}" for n in range(100)], [f"{n}" for n in range(40, 130)]
 
-    def interrupt(self, directory, monkeypatch, name, after):
+    def interrupt(self, directory, monkeypatch, name, after, **settings):
         """Let a function of the journal fail at some call, in the leader's run."""
         function, calls = getattr(journal, name).add, []
 
@@ -228,7 +279,7 @@ class TestGoingOn:
 
         with monkeypatch.context() as patch:
             patch.setattr(journal.Batches, "add", add)
-            leader, follower = outcomes(directory)
+            leader, follower = outcomes(directory, **settings)
         assert isinstance(leader, _Stop)
         assert isinstance(follower, FederalError)
 
@@ -287,6 +338,48 @@ class TestGoingOn:
         assert read_ids(again) == read_ids(follower)
         assert again.digest == follower.digest
         assert not (tmp_path / "out-leader" / ".psi").exists()
+
+    @pytest.mark.parametrize("left", [["settings.json"], ["settings.json", "kept.json", "found.json"], []])
+    def test_killed_while_it_removes_what_the_run_has_left(self, tmp_path, monkeypatch, left):
+        tables(tmp_path, self.LEADER, self.FOLLOWER)
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "remove", lambda self: None)
+            leader, _ = aligned(tmp_path)
+        work = tmp_path / "out-leader" / ".psi"
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in left:
+                path.unlink()
+        given = {"role": "leader", "listen": "127.0.0.1:0", "batch": 8}
+        assert align(tmp_path / "leader.csv", "id", tmp_path / "out-leader", **given) == leader
+        assert not work.exists()
+
+    @pytest.mark.parametrize("reveal", ["leader", "sizes"])
+    @pytest.mark.parametrize("after", [15, 24])
+    def test_whoever_learns(self, tmp_path, monkeypatch, reveal, after):
+        tables(tmp_path, self.LEADER, self.FOLLOWER)
+        self.interrupt(tmp_path, monkeypatch, "Batches", after, reveal=reveal)
+        leader, follower = aligned(tmp_path, reveal=reveal)
+        assert (leader.common, follower.common) == (60, 60 if reveal == "sizes" else None)
+
+
+def test_files_that_change_after_the_manifest(tmp_path):
+    """Two rows that have changed places, or a shard that is gone from the manifest, are found out."""
+    found = check(tmp_path, ["a", "b", "c"], ["c", "b", "a"], shards=2)[0]
+    out, file = tmp_path / "out-leader", found.files[1]
+    assert read_digest(out) == found.digest
+    data = file.read_bytes()
+    first, *rows = data.splitlines(keepends=True)
+    file.write_bytes(b"".join([first, *reversed(rows)]))
+    with pytest.raises(DataError, match="its digest is another one: align again"):
+        read_digest(out)
+    file.write_bytes(data)
+    manifest = json.loads((out / "manifest.json").read_text())
+    for files, said in [(manifest["files"][:1], "changed by hand"), ([{"name": "../x"}], "is no manifest")]:
+        (out / "manifest.json").write_text(json.dumps(manifest | {"files": files}))
+        with pytest.raises(DataError, match=said):
+            read_digest(out)
 
 
 def test_what_a_party_sees_cannot_be_checked_against_a_key(tmp_path, monkeypatch):

@@ -105,6 +105,15 @@ class TestParquet:
         with pytest.raises(DataError, match="no column 'y'"):
             list(table.keys(["y"]))
 
+    def test_a_column_that_is_there_twice(self, tmp_path):
+        pa = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(
+            pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"]), tmp_path / "t.parquet"
+        )
+        with pytest.raises(DataError, match="no column 'id', or has it twice"):
+            list(open_table(tmp_path / "t.parquet").keys(["id"]))
+
     def test_rows(self, table, tmp_path):
         parquet = pytest.importorskip("pyarrow.parquet")
         reorder(table, [2, 0, 1], tmp_path / "out.parquet", tmp_path / "spilled")

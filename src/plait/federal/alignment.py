@@ -26,24 +26,40 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(directory) / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        whole = digest_of(found["shared"]) == found["digest"]
-        sizes = {str(one["name"]): int(one["bytes"]) for one in found["files"]}
+        shared = dict(found["shared"])
+        whole = digest_of(shared) == found["digest"]
+        files = {path.with_name(str(one["name"])): int(one["bytes"]) for one in found["files"]}
+        rows = [int(one["rows"]) for one in found["files"]]
     except FileNotFoundError:
         raise DataError(f"{path} is not there: give the directory that `plait psi --out` has written") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is no manifest of `plait psi`: align the rows again") from None
-    if not whole:
+    if not whole or (rows and rows != shared.get("shard rows", rows)):
         raise DataError(f"{path} was changed by hand, its digest is another one: align the rows again")
-    for name, size in sizes.items():
-        file = path.with_name(name)
+    for file, size in files.items():
         if not file.is_file() or file.stat().st_size != size:
             raise DataError(f"{file} is not as `plait psi` has written it ({size} bytes): align the rows again")
     return dict(found)
 
 
 def read_digest(directory: str | os.PathLike[str]) -> str:
-    """The digest of the rows in a directory, for the other party to compare."""
+    """The digest of the rows in a directory, for the other party to compare.
+
+    Files are read wholly: two rows that have changed places leave everything but the file's own digest as it was.
+    """
     found = read_manifest(directory)
+    for one in found["files"]:
+        file = Path(directory) / str(one["name"])
+        if "sha256" in one and _sha256(file) != one["sha256"]:
+            raise DataError(f"{file} is not as `plait psi` has written it, its digest is another one: align again")
     if not found["files"]:
         raise DataError(f"{directory} holds no rows: reveal='{found['shared']['reveal']}' gives this party none")
     return str(found["digest"])
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()

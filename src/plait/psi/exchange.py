@@ -38,7 +38,7 @@ POINTS, ANSWERS = 1, 2
 MOST_ROWS = 1 << 40
 AHEAD = 6
 """How many batches of points may be under way before their answers: points that fill a window would leave no room for
-answers, and both parties would wait for each other."""
+answers, and both parties would wait for each other. So the answer to a batch never waits for more than these."""
 
 log = logging.getLogger("plait")
 
@@ -126,19 +126,17 @@ class Exchange:
         """What is common; None if this party is not to know."""
         if self._theirs.done != -(-peer.rows // self._batch) or (self._learns and self._mine.done != own.batches):
             raise FederalError(f"the {self._peer_name} has ended this run already, and here batches of it are missing")
-        if not self._learns:
-            return None
         self._say("matching", 0, 1)
         found = match(
             self._mine,
-            own.row_numbers(),
+            own.row_numbers() if self._learns else np.empty(0, np.uint64),
             self._theirs,
             own.count + peer.rows,
             self._journal.directory / "matching",
             self._peer_name,
         )
         self._say("matching", 1, 1)
-        return found
+        return found if self._learns else None  # who learns nothing has looked for repeated points alone
 
     def agree(self, found: dict[str, Any], peer: _Peer) -> None:
         """Make sure that both have found the same."""
@@ -172,7 +170,8 @@ class Exchange:
         if self._answers and not self._sizes:
             for number in range(peer.answers, self._theirs.done):
                 self._channel.send(ANSWERS, number, _tensor(self._theirs.read(number)))
-        under_way: deque[Future[bytes]] = deque()
+        under_way: deque[list[Future[bytes]]] = deque()
+        most = min(self._pool.workers, AHEAD - 1)
         batches = -(-peer.rows // self._batch)
         before: Bytes | None = None
         self._say("multiplying", min(self._theirs.done * self._batch, peer.rows), peer.rows)
@@ -180,17 +179,18 @@ class Exchange:
             points = self._receive(POINTS, number, min(self._batch, peer.rows - number * self._batch))
             check_rising(points, before, self._name(POINTS))
             before = points
-            under_way.append(self._pool.multiply(points.tobytes()))
-            if len(under_way) > self._pool.workers:
+            parts = np.array_split(points, -(-self._pool.workers // most))  # of more cores, each has its part
+            under_way.append([self._pool.multiply(part.tobytes()) for part in parts])
+            if len(under_way) > most:
                 self._finish(under_way.popleft(), peer)
         while under_way:
             self._finish(under_way.popleft(), peer)
         if self._sizes:
             self._answer_sorted(peer)
 
-    def _finish(self, future: Future[bytes], peer: _Peer) -> None:
+    def _finish(self, parts: list[Future[bytes]], peer: _Peer) -> None:
         try:
-            points = future.result()
+            points = b"".join([part.result() for part in parts])
         except ValueError:
             raise FederalError(f"{self._name(POINTS)} hold a point of low order: they are refused") from None
         number = self._theirs.done
@@ -250,6 +250,7 @@ class Exchange:
                 good
                 and isinstance(peer.run, str)
                 and len(peer.run) <= 64
+                and peer.run.isascii()
                 and isinstance(peer.agreed, (dict, type(None)))
             )
         except TypeError:

@@ -113,5 +113,11 @@ class Journal:
         self.secret = b""
 
     def remove(self) -> None:
+        """The settings last: who is killed in the middle of it is asked for the same ones."""
         self.forget_secret()
+        for path in self.directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "settings.json":
+                path.unlink()
         shutil.rmtree(self.directory)

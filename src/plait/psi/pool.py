@@ -94,15 +94,20 @@ class _Process:
         self._orders.write(secret)  # not on the command line, where everybody could read it
 
     def ask(self, kind: bytes, data: bytes) -> bytes:
-        self._orders.write(_ORDER.pack(kind, len(data)) + data)
-        self._orders.flush()
-        head = self._answers.read(_ORDER.size)
-        if len(head) < _ORDER.size:
-            raise RuntimeError("a process that multiplies points has died: start again, and all that was done is kept")
-        answered, size = _ORDER.unpack(head)
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer
+            self._orders.write(_ORDER.pack(kind, len(data)) + data)
+            self._orders.flush()
+        answered, size = _ORDER.unpack(self._read(_ORDER.size))
         if answered != kind:
             raise ValueError("a point has a low order")
-        return self._answers.read(int(size))
+        return self._read(int(size))
+
+    def _read(self, size: int) -> bytes:
+        """All of it: fewer points than were asked for would be taken for those of other rows."""
+        data = self._answers.read(size)
+        if len(data) < size:
+            raise RuntimeError("a process that multiplies points has died: start again, and all that was done is kept")
+        return data
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -15,8 +15,8 @@ import numpy as np
 
 from plait.atomic import atomic_path
 from plait.engine.settings import check_count
-from plait.errors import ConfigError, FederalError, UnavailableError
-from plait.federal.alignment import MANIFEST, digest_of, read_manifest
+from plait.errors import ConfigError, DataError, FederalError, UnavailableError
+from plait.federal.alignment import MANIFEST, read_manifest
 from plait.federal.channel import Channel
 from plait.federal.communicator import Communicator
 from plait.federal.settings import Party
@@ -138,27 +138,37 @@ def align(
         batch=batch,
     )
     journal = _begin(run, source)
-    if journal.load("kept") is None:
-        _talk(run, journal, communicator)
-    return _write(run, journal)
+    if not (run.out / MANIFEST).exists():  # or it was killed when only this was to be removed
+        if journal.load("kept") is None:
+            _talk(run, journal, communicator)
+        _write(run, journal, source)
+    journal.remove()
+    return _outcome(run.out)
 
 
 def _begin(run: _Run, source: Path) -> Journal:
     work = run.out / WORK
-    if (run.out / MANIFEST).exists() and not work.exists():
-        raise ConfigError(f"{run.out} holds aligned rows already: name another directory, or remove it")
-    with source.open("rb") as file:
-        digest = hashlib.blake2b(digest_size=32)
-        while data := file.read(1 << 20):
-            digest.update(data)
+    left = [] if work.exists() else [*run.out.glob(MANIFEST), *run.out.glob("part-*")]
+    if left:
+        raise ConfigError(
+            f"{run.out} holds aligned rows already ({left[0].name}): name another directory, or remove it"
+        )
     settings = {
         **run.facts(),
         "role": run.party.role,
         "columns": list(run.columns),
         "duplicates": run.duplicates,
-        "table": digest.hexdigest(),
+        "table": _digest(source),
     }
     return Journal(work, settings)
+
+
+def _digest(source: Path) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    with source.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def summary(found: Alignment) -> str:
@@ -246,8 +256,8 @@ def _told(error: BaseException) -> str:
 # ---- alone
 
 
-def _write(run: _Run, journal: Journal) -> Alignment:
-    """Write the output, and remove what the run has left."""
+def _write(run: _Run, journal: Journal, source: Path) -> None:
+    """Write the output. Rows are found by their numbers, so the table has to be that of the keys."""
     known, peer, own = journal.load("found"), journal.load("peer"), journal.load("own")
     rows = {run.party.role: int(own["count"]), run.party.peer_role: int(peer["rows"])}
     common = None if known is None else int(known["common"])
@@ -259,15 +269,27 @@ def _write(run: _Run, journal: Journal) -> Alignment:
         **({} if known is None else known),
         "shard rows": np.diff(bounds(common or 0, run.shards)).tolist() if learns else [],
     }
-    if not (run.out / MANIFEST).exists():
-        files = []
-        if learns:
-            matched = np.fromfile(journal.directory / "matched.bin", "<u8")
-            files = write_shards(run.table, matched, run.shards, run.out, journal.directory / "writing")
-        write_manifest(run.out, shared, {"role": run.party.role, "files": files})
-    journal.remove()
-    written = [run.out / str(one["name"]) for one in read_manifest(run.out)["files"]]
-    return Alignment(common=common, rows=rows, digest=digest_of(shared), files=written)
+    files = []
+    if learns:
+        matched = np.fromfile(journal.directory / "matched.bin", "<u8")
+        _check_same(source, journal)
+        files = write_shards(run.table, matched, run.shards, run.out, journal.directory / "writing")
+        _check_same(source, journal)
+    write_manifest(run.out, shared, {"role": run.party.role, "files": files})
+
+
+def _check_same(source: Path, journal: Journal) -> None:
+    if _digest(source) != journal.load("settings")["table"]:
+        raise DataError(
+            f"{source} was changed while the run was under way: put it back as it was, and start again to go on; or "
+            "begin anew at both parties, in empty directories"
+        )
+
+
+def _outcome(out: Path) -> Alignment:
+    found = read_manifest(out)
+    shared, files = found["shared"], [out / str(one["name"]) for one in found["files"]]
+    return Alignment(common=shared.get("common"), rows=shared["rows"], digest=found["digest"], files=files)
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

@@ -192,9 +192,10 @@ class ParquetTable:
             raise DataError(f"{path} is no Parquet file: {error}") from error
 
     def keys(self, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
-        missing = [name for name in columns if name not in self._schema.names]
+        names = self._schema.names
+        missing = [name for name in columns if names.count(name) != 1]
         if missing:
-            raise DataError(f"{self.path} has no column {missing[0]!r}: its columns are {self._schema.names}")
+            raise DataError(f"{self.path} has no column {missing[0]!r}, or has it twice: its columns are {names}")
         for batch in self._batches(columns):
             yield from zip(*[batch.column(name).to_pylist() for name in columns], strict=True)
 
