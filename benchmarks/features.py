@@ -35,6 +35,8 @@ __all__ = ["main", "measure"]
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
 COLUMNS, DIM, BATCH = 26, 16, 512
+BAG, SEPARATE, HASHES = 1.2, 3, 20
+"""The bars: times one EmbeddingBag, how much faster than 26 Embeddings, million strings a minute."""
 
 
 def turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
@@ -56,36 +58,53 @@ def clear(parameters: list[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def lookups(buckets: int, rounds: int) -> list[dict[str, Any]]:
-    """Forward and backward of 26 columns of ids: plait's, one EmbeddingBag on joined ids, 26 Embeddings."""
+def forwards(buckets: int) -> dict[str, tuple[nn.Module, Callable[[], torch.Tensor]]]:
+    """26 columns of ids, looked up in four ways: each a module, and what calls it."""
     generator = torch.Generator().manual_seed(0)
     ids = {f"c{number:02}": torch.randint(0, buckets, (BATCH,), generator=generator) for number in range(COLUMNS)}
-    gradient = torch.randn(BATCH, COLUMNS * DIM, generator=generator)
-    columns = [embedding_column(categorical_column_with_identity(key, buckets), DIM) for key in ids]
-    dense = DenseFeatures(columns)
+    dense = DenseFeatures([embedding_column(categorical_column_with_identity(key, buckets), DIM) for key in ids])
     bag = nn.EmbeddingBag(buckets * COLUMNS, DIM, mode="sum")
     tables = nn.ModuleList(nn.Embedding(buckets, DIM) for _ in ids)
-    joined = (torch.stack(list(ids.values()), 1) + torch.arange(COLUMNS) * buckets).view(-1)
-    places = torch.arange(len(joined))
-    variables = {name: list(module.parameters()) for name, module in {"d": dense, "b": bag, "t": tables}.items()}
+    starts = torch.arange(COLUMNS) * buckets
+    places = torch.arange(BATCH * COLUMNS)
 
-    def columns_call() -> None:
-        clear(variables["d"])
-        dense(ids).backward(gradient)
+    def joined() -> torch.Tensor:
+        return (torch.stack(list(ids.values()), 1) + starts).view(-1)
 
-    def bag_call() -> None:
-        clear(variables["b"])
-        bag(joined, places).view(BATCH, -1).backward(gradient)
+    before = joined()
+    return {
+        "DenseFeatures": (dense, lambda: dense(ids)),
+        "one EmbeddingBag": (bag, lambda: bag(joined(), places).view(BATCH, -1)),
+        "one EmbeddingBag, ids joined before": (bag, lambda: bag(before, places).view(BATCH, -1)),
+        "26 Embeddings": (
+            tables,
+            lambda: torch.cat([table(one) for table, one in zip(tables, ids.values(), strict=True)], 1),
+        ),
+    }
 
-    def tables_call() -> None:
-        clear(variables["t"])
-        torch.cat([table(one) for table, one in zip(tables, ids.values(), strict=True)], 1).backward(gradient)
 
-    found = turns({"DenseFeatures": columns_call, "one EmbeddingBag": bag_call, "26 Embeddings": tables_call}, rounds)
+def lookups(buckets: int, rounds: int, *, backward: bool) -> list[dict[str, Any]]:
+    """What each way takes, alone or with its backward pass, and how many times as long as DenseFeatures that is."""
+    gradient = torch.randn(BATCH, COLUMNS * DIM, generator=torch.Generator().manual_seed(1))
+
+    def step(module: nn.Module, forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        if not backward:
+            return forward
+        variables = list(module.parameters())
+
+        def both() -> None:
+            clear(variables)
+            forward().backward(gradient)
+
+        return both
+
+    found = turns({name: step(*way) for name, way in forwards(buckets).items()}, rounds)
     own = found["DenseFeatures"]
     return [
         {
-            "what": f"{name}, {buckets:,} buckets a column",
+            "what": f"{name}, {buckets:,} buckets",
+            "way": name,
+            "passes": "forward+backward" if backward else "forward",
             "least_us": round(least, 1),
             "median_us": round(median, 1),
             "times_the_columns": round(median / own[1], 2),
@@ -122,17 +141,49 @@ def hashing(count: int = 200_000) -> list[dict[str, Any]]:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    return [*(row for buckets in (100, 1_000, 10_000) for row in lookups(buckets, rounds)), *hashing()]
+    found = [
+        row
+        for backward in (True, False)
+        for buckets in (100, 1_000, 10_000)
+        for row in lookups(buckets, rounds, backward=backward)
+    ]
+    return [*found, *hashing()]
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """Each bar beside what was measured; of times, by the least, which other programs disturb the least."""
+    lines = []
+    for row in rows:
+        if "million_a_minute" in row:
+            rate = row["million_a_minute"]
+            lines.append(f"{_word(rate >= HASHES)}: {row['what']}: {rate} million a minute, at least {HASHES}")
+        elif row["way"] == "one EmbeddingBag":
+            share = round(1 / row["times_by_least"], 2)
+            lines.append(
+                f"{_word(share <= BAG)}: {row['passes']}: DenseFeatures takes {share} times {row['what']}, at most {BAG}"
+            )
+        elif row["way"] == "26 Embeddings":
+            times = row["times_by_least"]
+            lines.append(
+                f"{_word(times >= SEPARATE)}: {row['passes']}: {row['what']} take {times} times DenseFeatures, at least "
+                f"{SEPARATE}"
+            )
+    return lines
+
+
+def _word(good: bool) -> str:
+    return "reached" if good else "missed"
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    made = Table(title=f"{COLUMNS} columns of width {DIM}, batch {BATCH}, forward and backward; one thread")
+    made = Table(title=f"{COLUMNS} columns of width {DIM}, batch {BATCH}; one thread")
     made.add_column("what", no_wrap=True)
-    headings = ("least_us", "median_us", "times_the_columns", "times_by_least", "million_a_minute")
+    headings = ("passes", "least_us", "median_us", "times_the_columns", "times_by_least", "million_a_minute")
     for heading in headings:
         made.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
-        made.add_row(row["what"], *(f"{row[key]:,}" if key in row else "" for key in headings))
+        shown = {key: value if isinstance(value, str) else f"{value:,}" for key, value in row.items()}
+        made.add_row(row["what"], *(shown.get(key, "") for key in headings))
     return made
 
 
@@ -144,7 +195,10 @@ def main() -> None:
         parser.error(f"got --rounds {arguments.rounds}: write at least 1")
     torch.set_num_threads(1)
     rows = measure(arguments.rounds)
-    Console(width=130).print(table(rows))
+    console = Console(width=160)
+    console.print(table(rows))
+    for line in verdicts(rows):
+        console.print(line, highlight=False)
     RESULTS.parent.mkdir(exist_ok=True)
     facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -153,6 +207,7 @@ def main() -> None:
         "cpus": os.cpu_count(),
         **vars(arguments),
         "rows": rows,
+        "verdicts": verdicts(rows),
     }
     RESULTS.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 

@@ -28,6 +28,13 @@ KEPT_PROCESSES = ("resource_tracker", "forkserver")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are not run beside others: the marker `alone` need not stand in their files."""
+    for item in items:
+        if item.path.stem.endswith("_integration"):
+            item.add_marker(pytest.mark.alone)
+
+
 def pytest_collection_finish() -> None:
     """Ten thousand tests and all of torch need not be looked at whenever garbage is collected."""
     gc.collect()

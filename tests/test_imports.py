@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 MAX_SECONDS = 0.3
 HEAVY = [
     "rich",

@@ -19,6 +19,8 @@ from plait.cluster import exchange
 from plait.cluster.exchange import Mesh, meet, pack, unpack
 from plait.errors import ClusterError, ConfigError, UsageError
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 
 @contextlib.contextmanager
 def meshes(count, timeout=5.0):

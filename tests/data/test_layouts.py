@@ -128,6 +128,7 @@ def test_damaged_compression(tmp_path):
             read_layout("mnist", "eval", tmp_path)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_a_header_takes_no_memory_that_the_file_does_not_fill(tmp_path, end):
     write_mnist(tmp_path, images=struct.pack(">4B3I", 0, 0, 8, 3, 1_000_000, 28, 28) + bytes(1000), end=end)

@@ -174,11 +174,13 @@ def check_many(count, seed, capfd):
     assert (said.out, said.err) == ("", "")
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("error")
 def test_broken_pictures(capfd):
     check_many(500, 1, capfd)
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("default")  # as it is outside of tests: Pillow warns of some, and goes on
 def test_broken_pictures_where_warnings_are_no_errors(recwarn, capfd):
     check_many(500, 2, capfd)
@@ -192,6 +194,7 @@ def test_broken_tiffs():
         check(f"broken-{number}", WAYS[number % len(WAYS)](data, rng), 3)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_many_broken_pictures(capfd):
     check_many(10_000, 3, capfd)

@@ -413,6 +413,7 @@ def test_compressed_damage(tmp_path):
         read(path)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("length", [100, 1 << 20, 1 << 40, (1 << 64) - 1])
 def test_a_forged_length_takes_no_memory(tmp_path, length):
     path = tmp_path / "a"
@@ -424,6 +425,7 @@ def test_a_forged_length_takes_no_memory(tmp_path, length):
         assert "cut short" in text or f"write max_record_bytes={length}" in text
 
 
+@pytest.mark.alone
 def test_a_bomb_takes_no_more_than_the_limit(tmp_path):
     """64 MiB of zeros in 64 kB; the CRC of its length is right."""
     path = write(tmp_path / "a", [bytes(64 << 20)], "ZLIB")

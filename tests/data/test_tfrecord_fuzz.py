@@ -195,12 +195,14 @@ def fuzz(folder, count, seed):
     return failures, records
 
 
+@pytest.mark.alone
 def test_a_thousand_broken_files(tmp_path):
     failures, records = fuzz(tmp_path, 1000, seed=0)
     assert all(count > 50 for count in failures.values())  # the ways do break what they are meant to
     assert records > 500
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 10))
 def test_nine_thousand_more(tmp_path, seed):

@@ -127,3 +127,24 @@ def test_weights_of_missing_values_do_not_count():
     column = indicator_column(weighted_categorical_column(categorical_column_with_identity("id", 3), "w"))
     found = column({"id": torch.tensor([[0, -1], [2, 2]]), "w": torch.tensor([[1.0, 9.0], [2.0, 3.0]])})
     assert found.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        categorical_column_with_identity("id", 5),
+        categorical_column_with_hash_bucket("id", 5),
+        categorical_column_with_hash_bucket("id", 5, dtype=int),
+        categorical_column_with_vocabulary_list("id", ["a"], num_oov_buckets=1),
+        categorical_column_with_vocabulary_list("id", [1]),
+    ],
+)
+def test_an_empty_list_is_a_batch_of_any_kind(column):
+    assert ids_of(column, [], "id").values.shape == (0, 1)
+    nothing = ids_of(column, ([], torch.tensor([0, 0, 0])), "id")
+    assert (nothing.values.tolist(), nothing.offsets.tolist()) == ([], [0, 0, 0])
+
+
+def test_sizes_may_be_numpys():
+    assert categorical_column_with_identity("id", np.int64(5)).num_buckets == 5
+    assert type(categorical_column_with_hash_bucket("id", np.int32(5)).num_buckets) is int

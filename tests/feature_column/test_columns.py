@@ -4,7 +4,19 @@ import pytest
 import torch
 
 from plait.errors import ConfigError, DataError
-from plait.feature_column import bucketized_column, crossed_column, indicator_column, numeric_column
+from plait.feature_column import (
+    CategoricalColumn,
+    DenseColumn,
+    DenseFeatures,
+    FeatureColumn,
+    LinearModel,
+    bucketized_column,
+    crossed_column,
+    embedding_column,
+    indicator_column,
+    numeric_column,
+)
+from plait.feature_column.inputs import Ids
 
 
 def test_columns_compare_by_what_they_are_made_of():
@@ -50,6 +62,9 @@ def test_gradients_pass_through_numbers():
         lambda: bucketized_column(numeric_column("x"), [2, 1]),
         lambda: bucketized_column(numeric_column("x", shape=(2, 2)), [1]),
         lambda: bucketized_column("x", [1]),
+        lambda: bucketized_column(numeric_column("x"), "123"),
+        lambda: bucketized_column(numeric_column("x"), None),
+        lambda: numeric_column(3),
         lambda: indicator_column(numeric_column("x")),
     ],
 )
@@ -62,3 +77,39 @@ def test_what_cannot_be_is_refused(make):
 def test_other_shapes_and_kinds_are_refused(value):
     with pytest.raises(DataError, match="'x'"):
         numeric_column("x")({"x": value})
+
+
+@pytest.mark.parametrize("function", [lambda value: value.sum(), lambda value: value[:1], lambda value: None])
+def test_a_normalizer_keeps_the_rows(function):
+    with pytest.raises(DataError, match="normalizer_fn of 'x'"):
+        numeric_column("x", normalizer_fn=function)({"x": torch.ones(2)})
+
+
+class Hour(CategoricalColumn):
+    """A column of one's own: the hour of a time in seconds."""
+
+    name, num_buckets = "hour", 24
+
+    def ids(self, inputs):
+        return Ids(inputs.raw("time").long() // 3600 % 24)
+
+
+class Length(DenseColumn):
+    """A column of one's own: how many letters a word has."""
+
+    name, width = "length", 1
+
+    def dense(self, inputs):
+        return torch.from_numpy(inputs.raw("word").lengths()).float()[:, None]
+
+
+def test_columns_of_ones_own_stand_beside_the_others():
+    features = {"time": torch.tensor([3600, 90_000]), "word": ["Oslo", ""]}
+    module = DenseFeatures([Length(), indicator_column(Hour()), embedding_column(Hour(), 2)])
+    found = module(features)
+    assert [column.name for column in module.columns] == ["hour_embedding", "hour_indicator", "length"]
+    assert torch.equal(found[0, :2], found[1, :2])
+    assert found[:, 3].tolist() == [1.0, 1.0]
+    assert found[:, -1].tolist() == [4.0, 0.0]
+    assert LinearModel([Hour(), Length()])(features).shape == (2, 1)
+    assert all(isinstance(column, FeatureColumn) for column in module.columns)

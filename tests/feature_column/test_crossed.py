@@ -53,6 +53,7 @@ def test_an_empty_batch_is_crossed():
 @pytest.mark.parametrize(
     "keys",
     [
+        "ab",
         ["a"],
         ["a", 3],
         ["a", categorical_column_with_hash_bucket("b", 10)],
@@ -62,10 +63,16 @@ def test_an_empty_batch_is_crossed():
 def test_what_cannot_be_crossed_is_refused(keys):
     with pytest.raises(ConfigError, match="crossed_column"):
         crossed_column(keys, 10)
-    with pytest.raises(ConfigError, match="0 buckets"):
+    with pytest.raises(ConfigError, match="hash_bucket_size is 0"):
         crossed_column(["a", "b"], 0)
 
 
 def test_numbers_with_fractions_are_refused():
     with pytest.raises(DataError, match="whole numbers"):
         crossed_column(["a", "b"], 10).ids(Inputs({"a": torch.tensor([1.5]), "b": ["x"]}))
+
+
+@pytest.mark.parametrize("other", [[1], (torch.tensor([1, 2, 3]), torch.tensor([0, 1, 2, 3]))])
+def test_features_of_different_lengths_are_refused(other):
+    with pytest.raises(DataError, match="cross 'a_X_b'"):
+        crossed_column(["a", "b"], 10).ids(Inputs({"a": ["x", "y"], "b": other}))

@@ -53,6 +53,8 @@ def test_first_values_come_from_a_checkpoint(tmp_path):
         lambda: embedding_column(ID, 0),
         lambda: embedding_column(ID, 2, combiner="max"),
         lambda: embedding_column(ID, 2, max_norm=0),
+        lambda: embedding_column(ID, 2, initializer="zeros"),
+        lambda: weights_of(embedding_column(ID, 2, initializer=torch.zeros(2, 2))),
         lambda: embedding_column(ID, 2, ckpt_to_load_from="x"),
         lambda: shared_embedding_columns([], 2),
         lambda: shared_embedding_columns([ID, categorical_column_with_identity("b", 5)], 2),

@@ -78,3 +78,9 @@ def test_only_missing_values_are_dropped_from_dense_ids():
 def test_columns_that_come_and_go_are_not_taken_for_each_other():
     inputs = Inputs({"a": [1]})
     assert [inputs.once(object(), lambda _, number=number: number) for number in range(50)] == list(range(50))
+
+
+def test_numbers_beside_strings_are_refused():
+    for mixed in (["1", 2], [1, "2"]):
+        with pytest.raises(DataError, match="holds int, str"):
+            as_raw("a", mixed)

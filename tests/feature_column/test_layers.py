@@ -200,3 +200,19 @@ def test_a_sample_has_groups_of_columns():
 def test_a_group_with_variables_has_only_columns():
     with pytest.raises(DataError, match="group 'deep' has columns with variables beside 'x'"):
         model_of(lambda model, sample: sample["deep"].sum(), {"deep": ["x", embedding_column(A, 2)]})
+
+
+def test_a_group_that_is_still_to_be_computed_is_left_alone():
+    sample = efl.Sample.of(BATCH).grouped({"deep": [embedding_column(A, 2)]})
+    moved = sample.map(torch.clone).to("cpu")
+    assert repr(moved).endswith("deep: computed in a step)")
+    with plait.Model().scope():
+        assert moved["deep"].shape == moved[3].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"), [([X], "groups of columns"), ({"deep": [A]}, "wrap columns of ids in indicator_column")]
+)
+def test_groups_that_cannot_be_are_refused(columns, words):
+    with pytest.raises(DataError, match=words):
+        efl.Sample(BATCH, columns)

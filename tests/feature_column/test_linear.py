@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plait import efl
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.feature_column import (
     LinearModel,
     bucketized_column,
@@ -76,3 +76,9 @@ def test_a_model_learns_through_it():
 def test_what_cannot_be_is_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+@pytest.mark.parametrize("x", [torch.ones(3), torch.ones(1)])
+def test_batches_of_different_lengths_are_refused(x):
+    with pytest.raises(DataError, match="batches of"):
+        LinearModel([A, numeric_column("x")])({"a": torch.tensor([1, 2]), "x": x})

@@ -73,6 +73,8 @@ def test_records_that_do_not_fit_are_refused(feature, words):
 
 
 def test_columns_that_disagree_are_refused():
+    with pytest.raises(ConfigError, match="got 'x'; give a list of columns"):
+        make_parse_example_spec(["x"])
     with pytest.raises(ConfigError, match="two columns want 'x'"):
         make_parse_example_spec([numeric_column("x"), categorical_column_with_identity("x", 3)])
 

@@ -26,7 +26,10 @@ LOOKUPS = {
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_one_lookup_equals_torch_on_joined_tables(name):
+@pytest.mark.parametrize(("small", "large"), [(1 << 16, 1 << 20), (0, 1 << 20), (0, 0)])
+def test_one_lookup_equals_torch_on_joined_tables(name, small, large, monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._SMALL", small)
+    monkeypatch.setattr("plait.feature_column.tables._LARGE", large)
     ids, offsets, scale = LOOKUPS[name]
     made = tables(4, 5)
     joined = torch.cat([table.weight.detach() for table in made]).requires_grad_()

@@ -15,6 +15,8 @@ from plait.federal.wire import FrameError, Kind, decode
 
 from .channels import error_of, joined, make, pair, together
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 
 @pytest.fixture(autouse=True)
 def short_close(monkeypatch):

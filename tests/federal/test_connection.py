@@ -14,6 +14,8 @@ from plait.federal.wire import FrameError, Kind, VersionError, decode, encode_js
 
 from .channels import error_of, make
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 LIFE = "abcd:1"
 
 

@@ -25,6 +25,8 @@ from plait.federal.wire import Kind, encode_json
 from .links import Post, both, linked, wait_for
 from .proxy import Proxy
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 REFUSED_SECONDS = 5.0
 ROLES = ("leader", "follower")
 FRAME = b"a frame that must not arrive"

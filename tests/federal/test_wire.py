@@ -122,6 +122,7 @@ def test_any_strides(view):
     assert torch.equal(decode(tensor_frame(tensor)).tensor, tensor)
 
 
+@pytest.mark.alone
 def test_a_contiguous_tensor_is_copied_once():
     tensor = torch.zeros(1 << 20)
     tracemalloc.start()
@@ -530,6 +531,7 @@ def fuzz(count, seed):
     return reasons, good
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seed", range(10))
 def test_100_000_fuzzed_frames(seed):
     reasons, good = fuzz(10_000, seed)

@@ -103,6 +103,7 @@ class Slow(io.StringIO):
         return super().write(text)
 
 
+@pytest.mark.alone
 def test_the_rest_is_left_to_the_log_when_there_is_no_time(log):
     out = Slow()
     echo = Echo({"worker 0": log}, out)

@@ -174,3 +174,24 @@ def test_what_cannot_work_is_said(net, change, text):
     given = dict(zip(("weights", "biases", "labels", "inputs"), net, strict=True))
     with pytest.raises((ConfigError, DataError), match=text):
         sampled_softmax_loss(**{**given, "num_sampled": 5, "num_classes": CLASSES, **change})
+
+
+@pytest.mark.parametrize("loss", [sampled_softmax_loss, nce_loss])
+def test_an_empty_batch_has_no_losses(loss):
+    found = loss(torch.zeros(5, 2), torch.zeros(5), torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 2), 2, 5)
+    assert found.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"labels": torch.tensor([[5]])}, "class 5"),
+        ({"labels": torch.tensor([[-1]])}, "class -1"),
+        ({"inputs": torch.zeros(1, 3)}, r"\[2\] weights, and a row of inputs \[3\]"),
+        ({"biases": torch.zeros(3), "labels": torch.tensor([[4]])}, "3 rows, and class 4"),
+    ],
+)
+def test_classes_and_widths_that_are_not_there_are_said(change, text):
+    given = {"weights": torch.zeros(5, 2), "biases": torch.zeros(5), "labels": torch.tensor([[1]])}
+    with pytest.raises(DataError, match=text):
+        sampled_softmax_loss(**{**given, "inputs": torch.zeros(1, 2), "num_sampled": 2, "num_classes": 5, **change})

@@ -129,7 +129,7 @@ def test_counts_that_cannot_work_are_refused(options, text):
 def test_a_line_without_a_count_is_named(tmp_path):
     (tmp_path / "v.csv").write_text("a,1\nb\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="line 2"):
-        fixed(1, range_max=2, vocab_file=tmp_path / "v.csv")
+        fixed(1, classes=CLASSES[:2], range_max=2, vocab_file=tmp_path / "v.csv")
 
 
 def test_a_name_stands_for_one_number_of_classes():

@@ -117,6 +117,7 @@ class TestCounting:
         assert found == sorted(found)
         assert len(asked) < 64
 
+    @pytest.mark.alone
     def test_it_costs_microseconds(self):
         ledger, steps = released(1), itertools.count(2)
         best = min(timeit.repeat(lambda: ledger.release(EVENT, step=next(steps), uses=1), number=2000, repeat=5))
@@ -203,12 +204,13 @@ class TestTurns:
         assert len(written) < 300
         assert max(written) < 1500
 
+    @pytest.mark.alone
     def test_they_cost_microseconds(self):
         ledger, steps = self.turns(Ledger(DELTA), 2), itertools.count(3)
         best = min(timeit.repeat(lambda: self.turns(ledger, 1, first=next(steps)), number=2000, repeat=5))
         assert best / 2000 < 8e-6
 
-    @pytest.mark.parametrize("method", ["rdp", "pld"])
+    @pytest.mark.parametrize("method", [pytest.param("rdp", marks=pytest.mark.slow), "pld"])
     def test_a_budget_is_asked_for_rarely_and_nearly_used_up(self, monkeypatch, method):
         asked = []
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plait
+from plait import feature_column as fc
 from plait import train
 from plait.errors import ConfigError, DataError, FunctionError, MismatchError
 from plait.variables import checkpoint
@@ -326,3 +327,68 @@ def test_arguments_and_defaults_are_tensorflows():
 def test_mistakes_are_said(sums, read, call, text):
     with pytest.raises((ConfigError, DataError, FunctionError), match=text):
         call(sums(), read)
+
+
+def dropped(features, labels, mode):
+    kept = torch.nn.functional.dropout(features["x"], 0.5, training=mode == train.ModeKeys.TRAIN)
+    found = plait.layer("output", torch.nn.Linear, 3, 1)(kept).squeeze(1)
+    loss = (found - labels).square().mean()
+    return train.EstimatorSpec(mode, loss=loss, train_op=train.AdamOptimizer(0.1).minimize(loss))
+
+
+def test_a_seed_makes_runs_alike_whatever_was_drawn_before(sums, read, values):
+    found = []
+    for seed in (3, 3, 4):
+        estimator = sums(function=dropped, tf_random_seed=seed)
+        torch.rand(seed + len(found))
+        state = torch.get_rng_state()
+        estimator.train(read(), steps=4)
+        assert torch.equal(torch.get_rng_state(), state)
+        first = values(estimator)
+        estimator.train(read(), steps=4)  # its draws are others than those of the first four steps
+        found.append((first, values(estimator)))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_predictions_of_several_heads(sums, read):
+    def heads(features, mode):
+        x = features["x"]
+        return train.EstimatorSpec(mode, predictions={"sum": {"y": x.sum(1)}, "both": {"y": x, "top": x.argmax(1)}})
+
+    one = next(sums(function=heads).predict(read()))
+    assert one["sum"]["y"] == pytest.approx(one["both"]["y"].sum(), rel=1e-6)
+    assert one["both"]["top"] == one["both"]["y"].argmax()
+    uneven = sums(function=lambda features, mode: train.EstimatorSpec(mode, {"h": {"y": features["x"].sum()}}))
+    with pytest.raises(FunctionError, match="{'h/y': None}"):
+        next(uneven.predict(read()))
+
+
+def test_groups_of_columns_are_features(sums, rows):
+    x = fc.embedding_column(fc.bucketized_column(fc.numeric_column("x"), [0.0]), 2)
+
+    def model_fn(features, mode):
+        found = plait.layer("output", torch.nn.Linear, 2, 1)(features["deep"]).squeeze(1)
+        loss = (found - features["y"]).square().mean()
+        return train.EstimatorSpec(mode, found, loss, train.AdamOptimizer(0.1).minimize(loss))
+
+    batch = {"x": rows[0][:, 0], "y": rows[1]}
+    estimator = sums(function=model_fn)
+    estimator.train(lambda: plait.data.Sample([batch] * 3, {"deep": [x]}))
+    assert "deep/input_layer/x_bucketized_embedding/embedding_weights" in estimator.get_variable_names()
+    assert len(list(estimator.predict(lambda: plait.data.Sample([batch], {"deep": [x]})))) == len(rows[1])
+    pair = ({"x": batch["x"]}, batch["y"])
+    with pytest.raises(DataError, match="named fields"):
+        sums(function=model_fn).train(lambda: plait.data.Sample([pair], {"deep": [x]}))
+
+
+def test_the_step_is_a_variable_and_mistakes_are_seen_at_once(sums, read, tmp_path):
+    estimator = sums(tmp_path)
+    estimator.train(read(), steps=3)
+    assert estimator.get_variable_value("global_step") == sums(tmp_path).get_variable_value("global_step") == 3
+    with pytest.raises(ConfigError, match="steps=0"):
+        estimator.evaluate(read(), steps=0)
+    with pytest.raises(ConfigError, match="params is a int"):
+        train.Estimator(dropped, params=3)
+    with pytest.raises(FunctionError, match="its first argument is `features`"):
+        train.Estimator(lambda x, y: None)

@@ -68,6 +68,9 @@ def test_passes_are_told():
         (lambda: train.numpy_input_fn(np.arange(4)), "shuffle=None"),
         (lambda: train.numpy_input_fn(np.arange(4), np.arange(3), shuffle=False), "rows"),
         (lambda: train.numpy_input_fn({"x": 3}, shuffle=False), "one value"),
+        (lambda: train.numpy_input_fn({}, np.arange(3), shuffle=False), "rows"),
+        (lambda: train.numpy_input_fn(np.arange(4), batch_size=0, shuffle=False), "batch_size=0"),
+        (lambda: train.numpy_input_fn(np.arange(4), num_epochs=0, shuffle=False), "num_epochs=0"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(make, text):

@@ -341,6 +341,14 @@ def test_what_is_no_weight_stays(name: str):
         assert to_torch_layout(name, array) is array
 
 
+@pytest.mark.parametrize("end", ["", "/Ftrl", "/Ftrl_1"])
+@pytest.mark.parametrize("scope", ["linear_model", "linear/linear_model", "tower/linear_model_2"])
+def test_the_rows_of_a_linear_model_stay_rows(scope: str, end: str):
+    array = numbered(7, 2)
+    assert to_torch_layout(f"{scope}/city/weights{end}", array) is array
+    assert torch.equal(to_torch_layout(f"my_{scope.replace('/', '_')}/weights{end}", array), array.T)
+
+
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (1, 2, 3, 4, 5)])
 def test_other_ranks_stay(shape: tuple[int, ...]):
     assert to_torch_layout("net/weights", numbered(*shape)).shape == shape

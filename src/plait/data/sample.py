@@ -77,7 +77,7 @@ class Sample:
             value = fields[name]
             return value.function(fields) if type(value) is _Later else value
         if isinstance(name, int) and -len(fields) <= name < len(fields):
-            return list(fields.values())[name]
+            return self[list(fields)[name]]
         raise KeyError(self._unknown(name))
 
     def __getattr__(self, name: str) -> Any:
@@ -159,7 +159,9 @@ class Sample:
 
     def map(self, function: Callable[[Any], Any]) -> Sample:
         """A sample with `function` of every field."""
-        return self._with({name: function(value) for name, value in self._fields.items()})
+        kept = _Later  # what is still to be computed has no values yet
+        fields = self._fields.items()
+        return self._with({name: value if type(value) is kept else function(value) for name, value in fields})
 
     def grouped(self, columns: ColumnGroups) -> Sample:
         """A sample with a field more for each group: its columns side by side."""
@@ -203,6 +205,9 @@ class _Later:
     def __init__(self, function: Callable[[dict[Any, Any]], torch.Tensor]) -> None:
         self.function = function
 
+    def __repr__(self) -> str:
+        return "computed in a step"
+
 
 def _fields_of(raw: Any) -> tuple[dict[Any, Any], int]:
     """The fields of the rarer kinds of batches, and how many of them unpack."""
@@ -220,12 +225,16 @@ def _fields_of(raw: Any) -> tuple[dict[Any, Any], int]:
 
 
 def _checked(columns: ColumnGroups | None) -> ColumnGroups | None:
+    if columns is not None and not isinstance(columns, Mapping):
+        raise DataError(f"columns is a {type(columns).__name__}; write groups of columns, as in {{'deep': [...]}}")
     for group, members in (columns or {}).items():
         listed = isinstance(members, (list, tuple)) and len(members) > 0
         if not listed or not all(isinstance(member, (str, int)) or callable(member) for member in members):
+            ids = listed and any(hasattr(member, "num_buckets") for member in members)
+            hint = "; wrap columns of ids in indicator_column or embedding_column" if ids else ""
             raise DataError(
                 f"columns: group {group!r} is {members!r}; write a list of field names or functions, as in"
-                f" {{{group!r}: ['x', lambda fields: ...]}}"
+                f" {{{group!r}: ['x', lambda fields: ...]}}{hint}"
             )
     return columns
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plait.errors import ConfigError, DataError
-from plait.feature_column.columns import CategoricalColumn
+from plait.feature_column.columns import CategoricalColumn, check_count, check_key
 from plait.feature_column.inputs import MISSING, Ids, Inputs, Ragged, Raw
 from plait.feature_column.spec import STRING, Spec, VarLenFeature, as_dtype
 from plait.feature_column.strings import Strings, decimals
@@ -35,8 +35,8 @@ __all__ = [
 
 
 def integers(key: str, value: Tensor | Strings, what: str) -> Tensor:
-    """Whole numbers, as int64."""
-    if isinstance(value, Strings) or value.is_floating_point() or value.dtype is torch.bool:
+    """Whole numbers, as int64; an empty list, which NumPy takes for one of floats, is one of them, too."""
+    if isinstance(value, Strings) or ((value.is_floating_point() or value.dtype is torch.bool) and value.numel()):
         kind = "strings" if isinstance(value, Strings) else str(value.dtype).removeprefix("torch.")
         raise DataError(f"{what} of feature {key!r} takes whole numbers, got {kind}")
     return value.long()
@@ -44,6 +44,13 @@ def integers(key: str, value: Tensor | Strings, what: str) -> Tensor:
 
 def _split(raw: Raw) -> tuple[Tensor | Strings, Tensor | None]:
     return (raw.values, raw.offsets) if isinstance(raw, Ragged) else (raw, None)
+
+
+def _words(value: Tensor | Strings) -> Tensor | Strings:
+    """The value of a feature of strings: an empty list does not tell its kind."""
+    if isinstance(value, Strings) or value.numel():
+        return value
+    return Strings(b"", [0], value.shape)
 
 
 def _batch(value: Tensor | Strings, ids: Tensor) -> Tensor:
@@ -54,6 +61,9 @@ def _batch(value: Tensor | Strings, ids: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class _KeyColumn(CategoricalColumn):
     key: str
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
     @property
     def name(self) -> str:
@@ -93,12 +103,12 @@ def categorical_column_with_identity(key: str, num_buckets: int, default_value: 
 
     Of dense features, -1 says that there is no value.
     """
-    _check_buckets("categorical_column_with_identity", "num_buckets", key, num_buckets)
+    buckets = check_count(f"categorical_column_with_identity({key!r}): num_buckets", num_buckets)
     if default_value is not None and not 0 <= default_value < num_buckets:
         raise ConfigError(
             f"categorical_column_with_identity({key!r}): default_value is {default_value}; write 0 to {num_buckets - 1}"
         )
-    return IdentityColumn(key, num_buckets, default_value)
+    return IdentityColumn(key, buckets, default_value)
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,7 @@ class HashedColumn(_KeyColumn):
 
     def ids(self, inputs: Inputs) -> Ids:
         value, offsets = _split(inputs.raw(self.key))
+        value = _words(value) if self.dtype == STRING else value
         strings, absent = _as_strings(self.key, value, self.dtype, "categorical_column_with_hash_bucket")
         buckets = _hashed(strings, self.hash_bucket_size)
         if offsets is not None:
@@ -129,8 +140,8 @@ def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: 
 
     Of dense features, '' (of numbers, -1) says that there is no value.
     """
-    _check_buckets("categorical_column_with_hash_bucket", "hash_bucket_size", key, hash_bucket_size)
-    return HashedColumn(key, hash_bucket_size, _id_dtype("categorical_column_with_hash_bucket", key, dtype))
+    buckets = check_count(f"categorical_column_with_hash_bucket({key!r}): hash_bucket_size", hash_bucket_size)
+    return HashedColumn(key, buckets, _id_dtype("categorical_column_with_hash_bucket", key, dtype))
 
 
 def _as_strings(key: str, value: Tensor | Strings, dtype: Any, what: str) -> tuple[Strings, NDArray[np.bool_]]:
@@ -183,6 +194,7 @@ class VocabularyColumn(_KeyColumn):
 
     def ids(self, inputs: Inputs) -> Ids:
         value, offsets = _split(inputs.raw(self.key))
+        value = _words(value) if self.dtype == STRING else value
         what = "a vocabulary column"
         if isinstance(value, Strings) and self.dtype == STRING:
             items, absent = value.tolist(), value.lengths() == 0
@@ -244,9 +256,8 @@ def categorical_column_with_vocabulary_list(
     num_oov_buckets: int = 0,
 ) -> VocabularyColumn:
     """Words to their places in a list. Others become `default_value` (-1: left out), or are spread over oov buckets."""
-    words = tuple(
-        word.encode() if isinstance(word, str) else word for word in np.asarray(vocabulary_list, object).ravel()
-    )
+    given = () if isinstance(vocabulary_list, (str, bytes)) else np.asarray(vocabulary_list, object).ravel()
+    words = tuple(word.encode() if isinstance(word, str) else word for word in given)
     kinds = {isinstance(word, bytes) for word in words}
     if len(kinds) != 1 or not all(isinstance(word, (bytes, int, np.integer)) for word in words):
         raise ConfigError(f"the vocabulary of {key!r} is {vocabulary_list!r:.80}; write strings, or whole numbers")
@@ -258,6 +269,11 @@ def categorical_column_with_vocabulary_list(
     if (kind == STRING) is not (True in kinds):
         raise ConfigError(f"the vocabulary of {key!r} has not the dtype that was given, {dtype!r}; leave dtype out")
     _check_oov(key, default_value, num_oov_buckets)
+    if default_value >= len(words):
+        raise ConfigError(
+            f"the vocabulary of {key!r} has {len(words)} words, and default_value={default_value}: write a "
+            "word's place, or -1"
+        )
     words = words if kind == STRING else tuple(int(word) for word in words)
     return VocabularyColumn(key, _checked_words(key, words), None, kind, default_value, num_oov_buckets)
 
@@ -294,11 +310,6 @@ def _id_dtype(what: str, key: str, dtype: Any) -> Any:
     if kind != STRING and (kind.is_floating_point or kind.is_complex or kind is torch.bool):
         raise ConfigError(f"{what}({key!r}): dtype is {dtype!r}; write 'string' or torch.int64")
     return kind
-
-
-def _check_buckets(what: str, name: str, key: str, count: int) -> None:
-    if not isinstance(count, (int, np.integer)) or count < 1:
-        raise ConfigError(f"{what}({key!r}): {name} is {count!r}; write a whole number from 1 up")
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,23 @@ __all__ = [
     "FeatureColumn",
     "NumericColumn",
     "bucketized_column",
+    "check_count",
+    "check_key",
     "numeric_column",
 ]
+
+
+def check_key(key: Any) -> None:
+    """Refuse what is no feature's name."""
+    if not isinstance(key, str):
+        raise ConfigError(f"the key of a column is {key!r}; write the feature's name, a string")
+
+
+def check_count(what: str, value: Any) -> int:
+    """A whole number from 1 up, NumPy's too."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"{what} is {value!r}; write a whole number from 1 up")
+    return int(value)
 
 
 class FeatureColumn:
@@ -80,6 +95,9 @@ class NumericColumn(DenseColumn):
     dtype: torch.dtype = torch.float32
     normalizer_fn: Callable[[Tensor], Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        check_key(self.key)
+
     @property
     def name(self) -> str:
         return self.key
@@ -99,7 +117,7 @@ class NumericColumn(DenseColumn):
     def _values(self, inputs: Inputs) -> Tensor:
         value = dense_values(self.key, inputs.raw(self.key), "numeric_column")
         if self.normalizer_fn is not None:
-            value = self.normalizer_fn(value)
+            value = self._normalized(self.normalizer_fn, value)
         value = value.to(torch.float32)
         if value.ndim == 2 and value.shape[1] == self.width:
             return value
@@ -109,6 +127,16 @@ class NumericColumn(DenseColumn):
                 f"an example; write numeric_column({self.key!r}, shape={tuple(value.shape[1:])})"
             )
         return value.reshape(len(value), self.width)
+
+    def _normalized(self, function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+        found = function(value)
+        if not isinstance(found, Tensor) or found.shape[:1] != value.shape[:1]:
+            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise DataError(
+                f"the normalizer_fn of {self.key!r} made {got} of {list(value.shape)}; let it return a tensor with the "
+                "same rows"
+            )
+        return found
 
 
 def numeric_column(
@@ -165,7 +193,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     def _buckets(self, inputs: Inputs) -> Tensor:
         """Which bucket each number is in: as many as there are boundaries that are not above it."""
-        values = self.source_column.dense(inputs)
+        values = self.source_column.dense(inputs).contiguous()  # torch warns of a table's column that is not
         found = torch.bucketize(values, self._limits.to(values.device), right=True)
         return found.masked_fill_(values.isnan(), len(self.boundaries))  # as TensorFlow has it
 
@@ -185,7 +213,8 @@ def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float])
     """Which of the ranges that `boundaries` part a number is in; a boundary belongs to the range above it."""
     if not isinstance(source_column, NumericColumn) or len(source_column.shape) > 1:
         raise ConfigError(f"bucketized_column takes a numeric_column of one dimension, got {source_column!r}")
-    limits = tuple(boundaries)
+    numbers = np.asarray(boundaries)
+    limits = tuple(numbers.tolist()) if numbers.ndim == 1 and numbers.dtype.kind in "iuf" else ()
     if not limits or any(not low < high for low, high in pairwise(limits)):
-        raise ConfigError(f"bucketized_column: boundaries are {list(limits)}; write numbers that rise, at least one")
+        raise ConfigError(f"bucketized_column: boundaries are {boundaries!r}; write numbers that rise, at least one")
     return BucketizedColumn(source_column, limits, torch.tensor(limits, dtype=torch.float32))

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.feature_column.categorical import HashedColumn, WeightedColumn, integers
-from plait.feature_column.columns import CategoricalColumn
+from plait.feature_column.columns import CategoricalColumn, check_count
 from plait.feature_column.fingerprint import CROSS_KEY, U64, fingerprint_cat64
 from plait.feature_column.inputs import Ids, Inputs, Ragged, dropped
 from plait.feature_column.spec import STRING, Spec, VarLenFeature
@@ -62,6 +62,9 @@ class CrossedColumn(CategoricalColumn):
     def ids(self, inputs: Inputs) -> Ids:
         # TensorFlow takes dense features after the others, whatever order they are given in
         crossed = [_codes_of(key, inputs) for key in sorted(self.leaves, key=lambda key: _is_dense(key, inputs))]
+        if len({len(one.offsets) for one in crossed}) > 1:
+            rows = sorted({len(one.offsets) - 1 for one in crossed})
+            raise DataError(f"the features of the cross {self.name!r} have {rows} examples; give each as many")
         start = CROSS_KEY if self.hash_key is None else self.hash_key % 2**64
         places, offsets = _product(crossed)
         total = np.full(len(places[0]), start, np.uint64)
@@ -125,12 +128,10 @@ def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:
     """Combinations of features (by name: strings or whole numbers) and columns, hashed as TensorFlow hashes them."""
-    given: tuple[Any, ...] = tuple(keys)
-    if len(given) < 2 or not isinstance(hash_bucket_size, int) or hash_bucket_size < 1:
-        raise ConfigError(
-            f"crossed_column of {len(given)} keys into {hash_bucket_size!r} buckets: give two keys or more, and a "
-            "whole number of buckets"
-        )
+    given: tuple[Any, ...] = (keys,) if isinstance(keys, (str, CategoricalColumn)) else tuple(keys)
+    if len(given) < 2:
+        raise ConfigError(f"crossed_column got {keys!r:.80}; give a list of two keys or more")
+    buckets = check_count("crossed_column: hash_bucket_size", hash_bucket_size)
     for key in given:
         if not isinstance(key, (str, CategoricalColumn)) or isinstance(key, WeightedColumn):
             raise ConfigError(f"crossed_column got {key!r}; give names of features, or columns of ids without weights")
@@ -139,4 +140,4 @@ def crossed_column(
                 f"crossed_column got the hashed column {key.name!r}, whose collisions it would hash again; write the "
                 f"feature's name, {key.key!r}"
             )
-    return CrossedColumn(given, hash_bucket_size, hash_key)
+    return CrossedColumn(given, buckets, hash_key)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import ConfigError, DataError
-from plait.feature_column.columns import CategoricalColumn, DenseColumn
+from plait.feature_column.columns import CategoricalColumn, DenseColumn, check_count
 from plait.feature_column.inputs import Inputs, dropped
 from plait.feature_column.spec import Spec
 from plait.variables.bank import read_variables
@@ -121,6 +121,9 @@ class EmbeddingColumn(DenseColumn):
         if self.ckpt_to_load_from is not None and self.tensor_name_in_ckpt is not None:
             value.copy_(self._loaded(value))
         elif isinstance(self.initializer, Tensor):
+            if self.initializer.shape != value.shape:
+                shapes = f"{list(self.initializer.shape)}, and its table {list(value.shape)}"
+                raise ConfigError(f"{self.name!r}: the initializer has the shape {shapes}; give one of that shape")
             value.copy_(self.initializer)
         elif isinstance(self.initializer, (int, float)):
             value.fill_(self.initializer)
@@ -192,7 +195,8 @@ def shared_embedding_columns(
     sparse: bool | None = None,
 ) -> list[EmbeddingColumn]:
     """Columns of one table: an id has the same row in all of them. They need the same number of buckets."""
-    columns = [_categorical("shared_embedding_columns", column) for column in categorical_columns]
+    listed = [categorical_columns] if isinstance(categorical_columns, CategoricalColumn) else categorical_columns
+    columns = [_categorical("shared_embedding_columns", column) for column in listed]
     sizes = {column.name: column.num_buckets for column in columns}
     if not columns or len(set(sizes.values())) > 1:
         raise ConfigError(
@@ -209,9 +213,14 @@ def shared_embedding_columns(
 
 
 def _embedding(what: str, column: CategoricalColumn, dimension: int, combiner: str, *rest: Any) -> EmbeddingColumn:
-    made = EmbeddingColumn(_categorical(what, column), dimension, combiner, *rest)
-    if not isinstance(dimension, int) or dimension < 1:
-        raise ConfigError(f"{what} of {column.name!r}: dimension is {dimension!r}; write a whole number from 1 up")
+    width = check_count(f"{what} of {_categorical(what, column).name!r}: dimension", dimension)
+    made = EmbeddingColumn(column, width, combiner, *rest)
+    start = made.initializer
+    if start is not None and not isinstance(start, (Tensor, int, float)) and not callable(start):
+        raise ConfigError(
+            f"{what} of {column.name!r}: initializer is {start!r}; give a tensor, a number, or a function that fills a "
+            "tensor in place, such as torch.nn.init.zeros_"
+        )
     if combiner not in COMBINERS:
         raise ConfigError(f"{what} of {column.name!r}: combiner is {combiner!r}; write one of {', '.join(COMBINERS)}")
     if (made.ckpt_to_load_from is None) != (made.tensor_name_in_ckpt is None):

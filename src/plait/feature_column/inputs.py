@@ -144,7 +144,9 @@ def _array(key: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         if isinstance(first, Tensor):
             return torch.stack(list(value)).numpy()
-        return np.array(value, dtype=object if isinstance(first, (str, bytes)) else None)
+        made = np.array(value, dtype=object if isinstance(first, (str, bytes)) else None)
+        # NumPy would write numbers as text where text stands beside them
+        return np.array(value, dtype=object) if made.dtype.kind in "SU" else made
     except (ValueError, TypeError, RuntimeError):
         raise DataError(
             f"feature {key!r} is a list with rows of different lengths; give (values, offsets), with all values in one "
@@ -163,10 +165,9 @@ def _with_columns(key: str, value: Tensor) -> Tensor:
 
 
 def _ragged(key: str, values: Any, offsets: Any) -> Ragged:
-    raw = (
-        values if isinstance(values, (Tensor, Strings)) else as_tensor(np.asarray(values)) if _numbers(values) else None
-    )
-    flat = Strings.of(values) if raw is None else raw
+    if not isinstance(values, (Tensor, Strings)):
+        values = as_tensor(np.asarray(values)) if _numbers(values) else Strings.of(values)
+    flat = values
     places = as_tensor(offsets)
     if (
         (isinstance(flat, Tensor) and flat.ndim != 1)

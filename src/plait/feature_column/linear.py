@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, DataError
 from plait.feature_column.columns import CategoricalColumn, DenseColumn, FeatureColumn
 from plait.feature_column.embedding import COMBINERS, EmbeddingColumn
 from plait.feature_column.inputs import Inputs
@@ -98,8 +98,11 @@ class LinearModel(Tabled):
                 total = total + look_up_alone(column, self._tables[column.name], self.sparse_combiner, inputs)
         if not self._dense:
             return total
-        device = total.device
-        numbers = torch.cat([column.dense(inputs).to(device) for column in self._dense], 1)
+        parts = [column.dense(inputs).to(total.device) for column in self._dense]
+        rows = {len(part) for part in parts} | ({len(total)} if self._sparse else set())
+        if len(rows) > 1:
+            raise DataError(f"the columns of {self.name!r} have batches of {sorted(rows)} rows; give each as many")
+        numbers = torch.cat(parts, 1)
         weights = torch.cat([self.weights_of(column) for column in self._dense])
         return torch.addmm(total, numbers, weights)
 

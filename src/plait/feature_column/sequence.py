@@ -16,7 +16,7 @@ from plait.feature_column.categorical import (
     categorical_column_with_vocabulary_file,
     categorical_column_with_vocabulary_list,
 )
-from plait.feature_column.columns import CategoricalColumn, FeatureColumn
+from plait.feature_column.columns import CategoricalColumn, FeatureColumn, check_key
 from plait.feature_column.embedding import EmbeddingColumn, IndicatorColumn
 from plait.feature_column.inputs import Ids, Inputs, Ragged, dropped
 from plait.feature_column.layers import Embedding, sorted_columns
@@ -111,6 +111,9 @@ class SequenceNumericColumn(FeatureColumn):
     default_value: float = 0.0
     dtype: torch.dtype = torch.float32
     normalizer_fn: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
     @property
     def name(self) -> str:

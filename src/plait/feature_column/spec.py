@@ -53,6 +53,8 @@ def make_parse_example_spec(feature_columns: Iterable[Any]) -> Spec:
     """What all columns want of a record, by name: for `parse_example`, and for TensorFlow's."""
     spec: Spec = {}
     for column in feature_columns:
+        if not hasattr(column, "parse_example_spec"):
+            raise ConfigError(f"make_parse_example_spec got {column!r:.80}; give a list of columns")
         for key, feature in column.parse_example_spec.items():
             if spec.setdefault(key, feature) != feature:
                 raise ConfigError(

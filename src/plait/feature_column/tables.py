@@ -12,6 +12,11 @@ from torch.nn import functional
 
 __all__ = ["Stack", "Table"]
 
+_SMALL = 1 << 16
+"""Numbers in tables that are joined for each lookup: to copy so few takes less time than a Function of ours."""
+_LARGE = 1 << 20
+"""Numbers in tables that no cache holds: bags of one, whose rows torch fetches ahead, are quicker there."""
+
 
 class Table(nn.EmbeddingBag):
     """The rows of a column: an EmbeddingBag, as parameter servers look for; its variable has TensorFlow's name."""
@@ -72,11 +77,12 @@ class Stack:
         Without `summed`, the rows of the latter side by side: [n, k * width].
         """
         weights, whole = self._current()
-        if whole is None or (scale is not None and scale.requires_grad):
+        if whole is not None and not torch.is_grad_enabled():
+            return _looked_up(whole, ids, offsets, scale, summed)
+        small = not summed and whole is not None and whole.numel() <= _SMALL
+        if whole is None or small or (scale is not None and scale.requires_grad):
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             return _looked_up(joined, ids, offsets, scale, summed)
-        if not torch.is_grad_enabled():
-            return _looked_up(whole, ids, offsets, scale, summed)
         found: Tensor = _Lookup.apply(whole, ids, offsets, scale, summed, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
         return found
 
@@ -95,6 +101,8 @@ class Stack:
 
 def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool) -> Tensor:
     if offsets is None and not summed:
+        if rows.numel() > _LARGE and rows.device.type == "cpu" and not rows.requires_grad:
+            return functional.embedding_bag(ids.view(-1, 1), rows, mode="sum").view(len(ids), -1)
         return rows.index_select(0, ids.view(-1)).view(len(ids), ids.shape[1] * rows.shape[1])
     return functional.embedding_bag(
         ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None

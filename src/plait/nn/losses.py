@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plait.errors import ConfigError, DataError
-from plait.nn.samplers import Candidates, Seed, log_uniform_candidate_sampler
+from plait.nn.samplers import Candidates, Seed, check_classes, log_uniform_candidate_sampler
 
 __all__ = ["Hits", "compute_accidental_hits", "nce_loss", "sampled_softmax_loss"]
 
@@ -136,11 +136,14 @@ def _logits(
     if sampled_values is None:
         sampled_values = log_uniform_candidate_sampler(labels, num_true, num_sampled, True, num_classes, seed)
     sampled, true_expected, sampled_expected = sampled_values
+    check_classes("labels", labels, num_classes)
     ids = torch.cat([labels.reshape(-1), sampled.to(labels.dtype)])
     rows = _lookup(weights, ids, num_classes, partition_strategy)
     bias = _lookup(biases, ids, num_classes, partition_strategy).reshape(len(ids))
     known = labels.numel()
-    true_rows, true_bias = rows[:known].reshape(*labels.shape, -1), bias[:known].view_as(labels)
+    if rows.shape[1:] != inputs.shape[1:]:
+        raise DataError(f"a class has {list(rows.shape[1:])} weights, and a row of inputs {list(inputs.shape[1:])}")
+    true_rows, true_bias = rows[:known].reshape(*labels.shape, rows.shape[1]), bias[:known].view_as(labels)
     true = torch.einsum("bd,btd->bt", inputs, true_rows) + true_bias
     drawn = torch.addmm(bias[known:], inputs, rows[known:].t())
     true = true - true_expected.to(true.dtype).log()
@@ -171,9 +174,17 @@ def _lookup(table: Table, ids: Tensor, num_classes: int, strategy: str) -> Tenso
 def _finder(table: Any) -> Callable[[Tensor], Tensor]:
     if isinstance(table, nn.Module):
         return table
-    if not isinstance(table, Tensor):
+    if not isinstance(table, Tensor) or not table.dim():
         raise ConfigError(f"weights or biases are a {type(table).__name__}: give a tensor, a module, or a list of them")
-    return lambda ids: table.index_select(0, ids)
+    return lambda ids: _rows_of(table, ids)
+
+
+def _rows_of(table: Tensor, ids: Tensor) -> Tensor:
+    try:
+        return table.index_select(0, ids)
+    except IndexError:
+        asked = int(ids.max())
+        raise DataError(f"weights or biases have {len(table)} rows, and class {asked} is asked for: give all") from None
 
 
 def _in_parts(parts: Sequence[Callable[[Tensor], Tensor]], ids: Tensor, num_classes: int, strategy: str) -> Tensor:

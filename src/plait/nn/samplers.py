@@ -21,6 +21,7 @@ __all__ = [
     "Seed",
     "all_candidate_sampler",
     "candidates",
+    "check_classes",
     "check_sampler",
     "generator_of",
     "log_uniform_candidate_sampler",
@@ -142,6 +143,16 @@ def check_sampler(true_classes: Tensor, num_true: int, num_sampled: int, unique:
             f"true_classes have shape {list(true_classes.shape)}: give [batch, num_true] with num_true={num_true}, "
             "such as labels.unsqueeze(1)"
         )
+    check_classes("true_classes", true_classes, range_max)
+
+
+def check_classes(what: str, classes: Tensor, range_max: int) -> None:
+    """Raise if there is no such class. Only of classes on the CPU: others would have to be waited for."""
+    if classes.device.type != "cpu" or not classes.numel():
+        return
+    low, high = (int(end) for end in classes.aminmax())
+    if low < 0 or high >= range_max:
+        raise DataError(f"{what} have class {low if low < 0 else high}: classes go from 0 to {range_max - 1}")
 
 
 def generator_of(seed: Seed) -> torch.Generator | None:

@@ -30,7 +30,7 @@ from plait.errors import ConfigError, FunctionError, MismatchError, OutOfRangeEr
 from plait.train.config import RunConfig, WarmStartSettings
 from plait.train.inputs import FixedSource, call_named, sample_of
 from plait.train.listeners import CheckpointSaverListener, ListenersHook
-from plait.train.program import EVAL, TRAIN, Program
+from plait.train.program import EVAL, TRAIN, Program, names_of
 from plait.train.resuming import project_of, where_of
 from plait.train.spec import EstimatorSpec, ModeKeys
 from plait.train.warm_start import warm_start
@@ -68,6 +68,9 @@ class Estimator:
     ) -> None:
         if config is not None and not isinstance(config, RunConfig):
             raise ConfigError(f"config is a {type(config).__name__}: write plait.train.RunConfig(...)")
+        if params is not None and not isinstance(params, Mapping):
+            raise ConfigError(f"params is a {type(params).__name__}: write a dict")
+        names_of(model_fn)
         config = config or RunConfig()
         self._config = config if model_dir is None else config.replace(model_dir=os.fspath(model_dir))
         self._model_fn = model_fn
@@ -142,6 +145,8 @@ class Estimator:
         name: str | None = None,
     ) -> dict[str, Any]:
         """The metrics over `steps` batches, or all of the data; and the global step. They are kept for TensorBoard."""
+        if steps is not None:
+            check_count("steps", steps)
         data = self._data(input_fn, ModeKeys.EVAL)
         if steps is None and isinstance(data.source, FixedSource):
             raise ConfigError("the input_fn gives one batch for ever: pass steps= to evaluate()")
@@ -215,8 +220,10 @@ class Estimator:
         return sorted(self._variables())
 
     def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
-        """One variable's value."""
+        """One variable's value; `global_step` is one, as in TensorFlow."""
         found = self._variables()
+        if name == "global_step" and name not in found:
+            return np.array(self._step())
         if name not in found:
             raise ConfigError(f"there is no variable {name!r}: there are {', '.join(sorted(found)[:8])}")
         value: np.ndarray[Any, Any] = found[name].detach().cpu().numpy().copy()
@@ -249,7 +256,9 @@ class Estimator:
         """Run a procedure over the model that `prepare_training` gave, with this Estimator's checkpoints."""
         model, config, directory = self.model, self._config, self.model_dir
         given = list(hooks or ())
+        assert self._program is not None  # noqa: S101 - self.model looked
         with ExitStack() as stack:
+            stack.enter_context(self._program.random())
             if directory is not None and saving_listeners:
                 given.append(ListenersHook(saving_listeners, where_of(model, directory)))
             if directory is not None and config.save_summary_steps and model.strategy.worker_id == 0:
@@ -384,11 +393,23 @@ def _arrays(predictions: Any) -> Any:
 
 
 def _examples(predictions: Any) -> Iterator[Any]:
-    if not isinstance(predictions, Mapping):
-        yield from predictions
-        return
-    counts = {key: len(value) for key, value in predictions.items()}
-    if len(set(counts.values())) != 1:
+    counts = {name: len(value) if np.ndim(value) else None for name, value in _leaves(predictions)}
+    if len(set(counts.values())) != 1 or None in counts.values():
         raise FunctionError(f"predictions have different numbers of rows, {counts}: pass yield_single_examples=False")
-    for row in range(next(iter(counts.values()))):
-        yield {key: value[row] for key, value in predictions.items()}
+    for row in range(next(iter(counts.values())) or 0):
+        yield _row(predictions, row)
+
+
+def _leaves(predictions: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays, by name; a head may be a dict in the dict."""
+    if not isinstance(predictions, Mapping):
+        yield name or "predictions", predictions
+        return
+    for key, value in predictions.items():
+        yield from _leaves(value, f"{name}/{key}" if name else str(key))
+
+
+def _row(predictions: Any, row: int) -> Any:
+    if isinstance(predictions, Mapping):
+        return {key: _row(value, row) for key, value in predictions.items()}
+    return predictions[row]

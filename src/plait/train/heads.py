@@ -103,12 +103,29 @@ class Head(ABC):
         return total / (each.sum() if self._reduction == Reduction.MEAN else each.count_nonzero()).clamp(min=1e-12)
 
 
-def _column(what: str, value: Tensor, rows: int, width: int = 1) -> Tensor:
+def _column(what: str, value: Any, rows: int, width: int = 1) -> Tensor:
     """[rows, width]."""
+    if not isinstance(value, Tensor):
+        raise DataError(f"{what} are a {type(value).__name__}: give one array of numbers")
     found = value.unsqueeze(-1) if value.dim() == 1 else value
     if found.shape != (rows, width):
         raise DataError(f"{what} have shape {list(value.shape)}: give [{rows}, {width}] for logits of {rows} rows")
     return found
+
+
+def _to(labels: Any, like: Tensor) -> Any:
+    found = as_tensor(labels)
+    return found.to(like) if isinstance(found, Tensor) else found
+
+
+def _checked(labels: Tensor, highest: int) -> Tensor:
+    """Labels, which are classes that there are. On a GPU they are not looked at: that would wait for it."""
+    if labels.device.type == "cpu" and len(labels):
+        low, high = (end.item() for end in labels.aminmax())
+        if low < 0 or high > highest:
+            wrong = low if low < 0 else high
+            raise DataError(f"a label is {wrong}: labels go from 0 to {highest}; write n_classes= for more classes")
+    return labels
 
 
 class _Classes:
@@ -166,7 +183,7 @@ class BinaryHead(Head):
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:
         if not isinstance(as_tensor(labels), Tensor) or self._classes._ids is not None:  # noqa: SLF001 - a friend
             return self._classes.ids(labels, logits).to(logits)
-        return _column("labels", as_tensor(labels).to(logits), len(logits))
+        return _checked(_column("labels", _to(labels, logits), len(logits)), 1)
 
     def _losses(self, truth: Tensor, logits: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
@@ -207,7 +224,7 @@ class MultiClassHead(Head):
         self._classes = _Classes(n_classes, vocabulary)
 
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:
-        return self._classes.ids(labels, logits)
+        return _checked(self._classes.ids(labels, logits), self.logits_dimension - 1)
 
     def _losses(self, truth: Tensor, logits: Tensor) -> Tensor:
         return functional.cross_entropy(logits, truth.squeeze(1), reduction="none").unsqueeze(1)
@@ -233,7 +250,7 @@ class RegressionHead(Head):
         self.logits_dimension = label_dimension
 
     def _labels(self, labels: Any, logits: Tensor) -> Tensor:
-        return _column("labels", as_tensor(labels).to(logits), len(logits), self.logits_dimension)
+        return _column("labels", _to(labels, logits), len(logits), self.logits_dimension)
 
     def _losses(self, truth: Tensor, logits: Tensor) -> Tensor:
         return (logits - truth).square()

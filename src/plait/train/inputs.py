@@ -12,6 +12,7 @@ import torch
 
 from plait.data import Sample
 from plait.data.sources import as_tensor
+from plait.engine.settings import check_count
 from plait.errors import ConfigError, DataError, FunctionError
 from plait.rng import derive_seed
 
@@ -59,8 +60,8 @@ class ArraySource:
         self._whole: Any = None if self.features is not None else _rows("x", features)
         self.labels = labels if isinstance(labels, Mapping) or labels is None else _rows("y", labels)
         every = [*(self.features or {"x": self._whole}).values(), *self._label_arrays().values()]
-        counts = {len(one) for one in every}
-        if len(counts) != 1 or not every:
+        counts = {0 if one is None else len(one) for one in every}
+        if len(counts) != 1 or self.features == {}:
             raise DataError(f"x and y have {sorted(counts)} rows: give arrays with the same number of rows")
         self.rows = counts.pop()
         self.batch_size: int | None = batch_size
@@ -147,6 +148,9 @@ def numpy_input_fn(
     del queue_capacity, num_threads
     if not isinstance(shuffle, bool):
         raise ConfigError(f"shuffle={shuffle!r}: write True for training, False for evaluation and prediction")
+    check_count("batch_size", batch_size)
+    if num_epochs is not None:
+        check_count("num_epochs", num_epochs)
     source = ArraySource(
         x,
         y,
@@ -199,7 +203,11 @@ def features_and_labels(sample: Sample, device: torch.device) -> tuple[Any, Any]
     """A step's batch: a pair is (features, labels), anything else is features."""
     fields = sample.unnamed()
     if fields is None:
-        return dict(sample.items()), None
+        return {name: sample[name] for name in sample.keys()}, None  # noqa: SIM118 - groups are computed by sample[...]
+    if len(fields) < len(sample):
+        raise DataError(
+            "a Sample's groups of columns are made of named fields: let its batches be dicts, with the labels"
+        )
     if len(fields) > 2:
         raise DataError(f"a batch has {len(fields)} parts: an Estimator's are (features, labels), or features alone")
     features = _tensors(fields[0], device)

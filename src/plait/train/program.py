@@ -18,7 +18,7 @@ from plait.engine.sampling import check_seed
 from plait.engine.task import MODE, TaskScope
 from plait.errors import ConfigError, FunctionError, MismatchError, TaskError, VariableError
 from plait.optim.assign import Assignment, PartialAssignment, in_scope, scope_optimizer
-from plait.rng import rng_state, set_rng_state
+from plait.rng import IsolatedRng, derive_seed, isolated_rng, rng_state, set_rng_state
 from plait.train.config import RunConfig
 from plait.train.inputs import features_and_labels
 from plait.train.optimizers import TrainOp
@@ -26,7 +26,7 @@ from plait.train.spec import EstimatorSpec, ModeKeys, measurement_of
 from plait.variables import bank
 from plait.variables.store import current
 
-__all__ = ["EVAL", "TRAIN", "Program", "get_global_step"]
+__all__ = ["EVAL", "TRAIN", "Program", "get_global_step", "names_of"]
 
 TRAIN, EVAL = TaskScope(MODE.TRAIN, None), TaskScope(MODE.EVAL, None)
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,9 +54,10 @@ class Program:
         self._model_fn = model_fn
         self._params = params
         self._config = config
-        self._takes = _names_of(model_fn)
+        self._takes = names_of(model_fn)
         self._modes: dict[str, _Mode] = {}
         self._checkpoint: str | None = None
+        self._random: IsolatedRng | None = None
 
     def compile(self, data: Sample | None, *, checkpoint: str | None = None) -> None:
         """Build the model; `data` is what it will train with. None: it will not, and begins as in `checkpoint`."""
@@ -68,6 +69,13 @@ class Program:
             model.optimizer_fn(self._assign)
             self.trains = True
         model.compile(session_config=self._config.session_config, strategy=self._config.train_distribute)
+
+    def random(self) -> IsolatedRng:
+        """The random states of training: with the same seed, dropout and samplers draw the same in every run."""
+        if self._random is None:
+            model = self.model
+            self._random = isolated_rng(derive_seed(model.seed, "training", model.strategy.worker_id))
+        return self._random
 
     def train_with(self, data: Sample) -> None:
         """Read the next training from `data`, from its beginning."""
@@ -222,7 +230,7 @@ class _Mode:
         self.op = op
 
 
-def _names_of(model_fn: Callable[..., Any]) -> list[str] | None:
+def names_of(model_fn: Callable[..., Any]) -> list[str] | None:
     """Which of the four named arguments it takes; None: any."""
     if not callable(model_fn):
         raise FunctionError(f"model_fn is a {type(model_fn).__name__}: give a function")

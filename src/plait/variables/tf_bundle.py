@@ -10,7 +10,9 @@ a weight's dimensions, which `to_torch_layout` changes by the last part of the n
 
     weights, kernel, pointwise_weights, pointwise_kernel    (H, W, in, out) -> (out, in, H, W);  (in, out) -> (out, in)
     depthwise_weights, depthwise_kernel                     (H, W, C, M) -> (C * M, 1, H, W)
-    everything else                                         as it is
+    linear_model/COLUMN/weights, everything else            as it is
+
+The rows of a linear_model's weights are ids, as in a table, and `plait.feature_column` has them so.
 
 No dimension is added or dropped: a dense layer that slim writes as a 1 x 1 convolution stays one. An optimizer's slots
 and moving averages ("conv1/weights/Momentum") are laid out like the variable that they belong to.
@@ -78,6 +80,7 @@ _OTHER_DTYPES = {
 }  # fmt: skip
 
 _DENSE = {"weights", "kernel", "pointwise_weights", "pointwise_kernel"}
+_LINEAR_MODEL = re.compile(r"linear_model(_\d+)?")
 _DEPTHWISE = {"depthwise_weights", "depthwise_kernel"}
 _SLOTS = {
     "Adadelta", "Adadelta_1", "Adagrad", "Adam", "Adam_1", "ExponentialMovingAverage", "Ftrl", "Ftrl_1", "Momentum",
@@ -172,7 +175,8 @@ def to_torch_layout(name: str, array: Tensor) -> Tensor:
     if leaf in _DENSE and array.dim() == 4:
         return array.permute(3, 2, 0, 1).contiguous()
     if leaf in _DENSE and array.dim() == 2:
-        return array.t().contiguous()
+        of_columns = leaf == "weights" and any(_LINEAR_MODEL.fullmatch(part) for part in parts)
+        return array if of_columns else array.t().contiguous()
     if leaf in _DEPTHWISE and array.dim() == 4:
         height, width, channels, multiplier = array.shape
         return array.permute(2, 3, 0, 1).reshape(channels * multiplier, 1, height, width)

@@ -11,6 +11,8 @@ from plait.cluster.ps.client import Heartbeat, Refused, wait_all
 from plait.cluster.ps.service import QUEUED, Service
 from plait.errors import ClusterError, ConfigError, RecoverableError, UnavailableError
 
+pytestmark = pytest.mark.alone  # it measures how long things take
+
 
 @pytest.fixture
 def beating():

@@ -92,6 +92,7 @@ def test_mix_is_splitmix64():
     assert mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
+@pytest.mark.alone
 def test_reserved_memory_costs_what_is_touched():
     memory = reserve(None, 16, torch.float32)
     before = resident()

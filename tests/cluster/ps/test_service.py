@@ -177,6 +177,7 @@ def test_an_answer_to_a_peer_that_is_gone_is_dropped(serve, connect):
     assert service.dropped == 1
 
 
+@pytest.mark.alone
 def test_a_peer_that_reads_nothing_does_not_eat_the_memory(serve, connect, raw):
     handled = []
 
@@ -321,6 +322,7 @@ def garbage(draw: random.Random) -> list[bytes]:
     return [b"[1," + b" " * (2 << 20)]
 
 
+@pytest.mark.alone
 def test_a_thousand_fuzzed_messages_are_refused_and_disturb_nobody(serve, connect, raw):
     service = serve(lambda request: request.reply({"twice": 2 * request.head["x"]}, request.tensors))
     peer, good, draw = raw(service), connect(service), random.Random(0)
@@ -346,6 +348,7 @@ def test_a_thousand_fuzzed_messages_are_refused_and_disturb_nobody(serve, connec
     assert resident() - before < 8 * MEGABYTE
 
 
+@pytest.mark.alone
 def test_garbage_on_the_bare_port_disturbs_nobody(serve, connect):
     service = serve()
     host, port = service.endpoint.split(":")

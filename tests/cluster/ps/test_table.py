@@ -257,6 +257,7 @@ def test_other_refusals():
         table(("SGD", {"momentum": 0.9, "dampening": 0.1}))
 
 
+@pytest.mark.alone
 def test_memory_of_200_000_rows_with_adagrad():
     mine = table(("Adagrad", {"initial_accumulator_value": 0.1}), rows=None, dim=16, dtype="float32")
     before = 0
