@@ -10,7 +10,16 @@ import pytest
 
 import plait
 
-NAMES = ["plait", *(found.name for found in pkgutil.walk_packages(plait.__path__, "plait."))]
+NEED_TENSORFLOW = ("plait.export.savedmodel", "plait.export.tf_")
+"""They import it, which few have; none has an example."""
+NAMES = [
+    "plait",
+    *(
+        found.name
+        for found in pkgutil.walk_packages(plait.__path__, "plait.")
+        if not found.name.startswith(NEED_TENSORFLOW)
+    ),
+]
 
 
 def examples_of(name):

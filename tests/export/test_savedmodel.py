@@ -56,6 +56,6 @@ def test_a_name_that_tensorflow_does_not_take():
 
 
 def test_the_format():
-    assert list(FORMATS) == ["torch", "onnx", "tf"]
+    assert set(FORMATS) == {"torch", "onnx", "tf"}
     assert FORMATS["tf"].extra == "tf"
     FORMATS["torch"].check(None)  # it carries everything: there is nothing to look at

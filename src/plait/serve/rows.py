@@ -54,6 +54,9 @@ def read_rows(path: str | os.PathLike[str], key: str = "id") -> Table:
 
     try:
         columns = load_file(path)
+        for name, column in columns.items():
+            if column.dtype.kind not in "biuf":  # another package may have taught NumPy bfloat16
+                raise TypeError(f"{name} is of {column.dtype}")
     except (OSError, SafetensorError, TypeError) as error:  # the last of a type that NumPy has not, such as bfloat16
         raise DataError(f"{os.fspath(path)} cannot be read: {error}; name a safetensors file of rows") from error
     try:
