@@ -122,9 +122,7 @@ def test_the_pages_about_the_door_name_every_flag_and_every_public_name():
 
 
 def test_get_flag_needs_a_name():
-    with pytest.raises(
-        ConfigError, match="there is no flag None: the flags are capture_steps"
-    ):
+    with pytest.raises(ConfigError, match="there is no flag None: the flags are capture_steps"):
         mox.get_flag()
 
 
