@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/plait demo
 
 test: lint
-	$(BIN)/pytest -m "not slow and not alone" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not slow and not alone" -n 2 --dist loadfile
 	$(BIN)/pytest -m "not slow and alone"
 
 test-all: lint
