@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from plait import efl
 from plait.engine.layout import compile_modules, lay_channels_last
+from plait.errors import ConfigError
 
 
 def test_weights_of_convolutions_lie_as_nhwc_with_the_same_values():
@@ -41,3 +43,15 @@ def test_a_compiled_model_trains_as_always():
         return model.net.weight.detach().clone()
 
     assert torch.equal(trained(), trained(compile=True))
+
+
+@pytest.mark.parametrize("switch", ["compile", "capture"])
+def test_compiled_modules_are_not_for_private_optimizers(switch):
+    model = efl.Model()
+    model.net = nn.Linear(4, 1)
+    model.input_fn(lambda model, mode: [(torch.ones(3, 4),)] * 4)
+    model.loss_fn(lambda model, sample: model.net(sample[0]).squeeze(1))
+    private = efl.privacy.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, samples=12)
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(private))
+    with pytest.raises(ConfigError, match="Leave compile out"):
+        model.compile(session_config={"device": "cpu", switch: True})

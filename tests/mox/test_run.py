@@ -483,3 +483,9 @@ class TestWrongArguments:
 
         with pytest.raises(FunctionError, match="hook SessionRunHook: derive it from mox.AggregativeSessionRunHook"):
             run(model_fn=hooked)
+
+
+def test_outputs_of_captured_training_steps_are_refused():
+    mox.set_flag("capture_steps", True)
+    with pytest.raises(ConfigError, match="output_fn in TRAIN with capture_steps"):
+        mox.run(lambda mode: [], print, lambda inputs, mode: None, run_mode=mox.ModeKeys.TRAIN)

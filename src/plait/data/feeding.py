@@ -25,17 +25,9 @@ def placed(sample: Sample, device: torch.device) -> bool:
     """Whether nothing in the batch has to be copied to the GPU."""
     raw = sample._raw  # noqa: SLF001 - a friend: fields are not made for this, at every step
     for value in raw.values() if type(raw) is dict else raw:
-        if type(value) is not torch.Tensor:
-            return _all_on(value, device)
-        if not value.is_cuda or device.index not in (None, value.get_device()):
-            return False
+        if not isinstance(value, torch.Tensor) or not value.is_cuda or device.index not in (None, value.get_device()):
+            return False  # also what is nested, or an array: it is looked at when it is moved
     return True
-
-
-def _all_on(value: Any, device: torch.device) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.device.type == device.type and device.index in (None, value.device.index)
-    return False  # arrays become tensors, and what is nested is looked at when it is moved
 
 
 def ahead(batches: Iterator[Any], device: torch.device) -> Generator[Sample, None, None]:

@@ -20,7 +20,7 @@ from plait.engine.private import are_private, check_others, private_task
 from plait.engine.sampling import check_seed
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, refuse_scaler, update_step
-from plait.errors import DataError, FunctionError, TaskError, VariableError
+from plait.errors import ConfigError, DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
 from plait.rng import rng_state, set_rng_state
 from plait.variables.graph import leaves
@@ -67,12 +67,18 @@ def build(model: Model) -> None:
         reached = {names[variable] for variable in built[task].reached if variable in names}
         _assign_optimizers(model, task, reached, built[task].shapes)
     check_others(model, {task: built[task].reached for task in model.loss_fns})
-    if model.config.compile or (model.config.capture and device.type != "cuda"):
+    if _compiles(model):
         compile_modules(model)
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)
     _compiled[:] = [model]
+
+
+def _compiles(model: Model) -> bool:
+    """Where there are no graphs to replay, `capture` is for the compiler."""
+    config = model.config
+    return config.compile or (config.capture and config.resolved_device().type != "cuda")
 
 
 def _scaler(model: Model, device: torch.device) -> torch.amp.GradScaler | None:
@@ -234,6 +240,11 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
     model.assignments[task] = assignment
     if are_private(list(assignment), task):
         refuse_scaler(model, "a private optimizer")
+        if _compiles(model):
+            raise ConfigError(
+                f"compile=True, and the optimizer of task {task!r} is private: each row's gradient is made of what "
+                "modules note at their calls, which compiled ones do not make. Leave compile out"
+            )
         update, losses = _privately(model, task, [named[name] for name in named if name in reached], shapes[0])
     else:
         _check_shapes(shapes, TaskScope(MODE.TRAIN, task))

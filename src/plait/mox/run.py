@@ -177,6 +177,11 @@ def _check(
             raise ConfigError(f"{name} is {function!r}: give a function")
     if run_mode == ModeKeys.PREDICT and output_fn is None:
         raise ConfigError("PREDICT hands what it finds to output_fn: pass output_fn=, a function of a list of dicts")
+    if run_mode == ModeKeys.TRAIN and output_fn is not None and get_flag("capture_steps"):
+        raise ConfigError(
+            "output_fn in TRAIN with capture_steps: it looks at every step's tensors, which the model_fn makes, and "
+            "that is not called at captured steps; leave one of both out"
+        )
     if fetch_strategy_fn is not None:
         raise ConfigError("fetch_strategy_fn is not supported: leave it out")
     _check_numbers(num_gpus=get_flag("num_gpus"))
