@@ -13,8 +13,10 @@ from torch import nn
 from plait import efl, mox, train
 from plait.data import TensorSource
 from plait.engine import capture as capturing
+from plait.engine.build import current_model
 from plait.engine.settings import GradientConfig
 from plait.engine.strategy import Local
+from plait.mox.flags import reset_flags
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -175,6 +177,63 @@ def keeps_rows(model, sample):
     logits = model.net(sample.x)
     model.add_metric("auc", efl.metrics.auc(sample.y > 1, logits[:, 0].sigmoid(), exact=True))
     return F.cross_entropy(logits, sample.y)
+
+
+def test_losses_that_somebody_holds_are_no_hindrance():
+    held = []
+
+    def holds(model, sample):
+        held.append(plain_loss(model, sample))
+        return held[-1]
+
+    captured = trained(True, loss_fn=holds)
+    assert captured[3] == 1
+    assert_alike(captured, trained(False))
+
+
+def test_optimizers_are_fused_unless_gradients_are_sparse():
+    def groups(net, inputs):
+        model = efl.Model()
+        model.net = net
+        model.input_fn(lambda model, mode: [{"x": inputs}] * 3)
+        model.loss_fn(lambda model, sample: model.net(sample.x).square().mean())
+        model.optimizer_fn(efl.optimizer_fn.optimizer_setter(functools.partial(torch.optim.SGD, lr=0.1)))
+        model.compile(session_config={"device": "cuda"})
+        model.fit(efl.procedure_fn.train())
+        return [group["fused"] for optimizer in model.optimizers() for group in optimizer.param_groups]
+
+    assert groups(nn.Linear(4, 2), torch.ones(3, 4)) == [True]
+    assert groups(nn.Embedding(4, 2, sparse=True), torch.tensor([1, 2])) == [None]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pictures_through_mox(compiled, caplog):
+    torch.set_float32_matmul_precision("high")  # the compiler would have us warned, and warnings are errors here
+    images = torch.randint(0, 255, (160, 28, 28, 1), dtype=torch.uint8)
+    labels = torch.randint(10, (160,))
+
+    def model_fn(inputs, mode, **_):
+        logits, _ = mox.get_model_fn("lenet" if compiled else "resnet_v1_20", mode, 10)(inputs[0])
+        loss = F.cross_entropy(logits, inputs[1])
+        return mox.ModelSpec(loss=loss, log_info={"loss": loss})
+
+    mox.set_flag("capture_steps", True)
+    mox.set_flag("compile_modules", compiled)
+    try:
+        mox.run(
+            input_fn=lambda mode: TensorSource((images, labels), SIZE, num_epochs=4),
+            model_fn=model_fn,
+            optimizer_fn=mox.get_optimizer_fn("momentum", learning_rate=0.01, momentum=0.9),
+            run_mode=mox.ModeKeys.TRAIN,
+            batch_size=SIZE,
+            max_number_of_steps=12,
+        )
+        graphs = current_model().train_op().captured._graphs
+    finally:
+        reset_flags()
+        torch.set_float32_matmul_precision("highest")
+    assert "is not captured" not in caplog.text
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize(

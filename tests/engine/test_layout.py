@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from plait import efl
-from plait.engine.layout import compile_modules, lay_channels_last
+from plait.engine.layout import compile_modules, fuse, lay_channels_last
 from plait.errors import ConfigError
 
 
@@ -55,3 +55,34 @@ def test_compiled_modules_are_not_for_private_optimizers(switch):
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(private))
     with pytest.raises(ConfigError, match="Leave compile out"):
         model.compile(session_config={"device": "cpu", switch: True})
+
+
+class OnGpu(nn.Parameter):
+    """Says of itself what a parameter on a GPU says."""
+
+    is_cuda = True
+
+
+def fused(factory, net, make=OnGpu):
+    optimizer = factory([make(value.detach().clone()) for value in net.parameters()])
+    fuse(net, [optimizer])
+    return [group.get("fused") for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers_on_a_gpu_move_all_in_one_kernel(kind):
+    assert fused(lambda params: kind(params, lr=0.1), nn.Linear(2, 2)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("factory", "net", "make"),
+    [
+        (lambda params: torch.optim.SGD(params, lr=0.1), nn.Linear(2, 2), nn.Parameter),
+        (lambda params: torch.optim.SGD(params, lr=0.1, foreach=True), nn.Linear(2, 2), OnGpu),
+        (lambda params: torch.optim.SGD(params, lr=0.1), nn.Embedding(3, 2, sparse=True), OnGpu),
+        (lambda params: torch.optim.RMSprop(params, lr=0.1), nn.Linear(2, 2), OnGpu),
+    ],
+    ids=["on the CPU", "somebody has said how", "sparse gradients", "has no such kernel"],
+)
+def test_others_stay_as_they_are(factory, net, make):
+    assert fused(factory, net, make) == [None]

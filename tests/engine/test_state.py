@@ -377,3 +377,16 @@ def plain(strategy):
     model.input_fn(lambda model, mode: plait.data.TensorSource({"x": X}, 1, shuffle=True, num_epochs=5))
     model.loss_fn(lambda model, sample: model.net(sample.x).square().mean())
     return model.optimizer_fn(efl.optimizer_fn.optimizer_setter(ADAM)).compile(strategy=strategy)
+
+
+def test_how_an_optimizer_computes_is_the_programs_not_the_checkpoints(caplog):
+    fused, plain = (functools.partial(ADAM, fused=how) for how in (True, None))
+    before = small(opt=fused)
+    before.fit(efl.procedure_fn.train(max_step=3))
+    after = small(opt=plain)
+    restore(after, capture(before))
+    (optimizer,) = after.optimizers()
+    assert optimizer.param_groups[0]["fused"] is None
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    assert "fused" not in caplog.text
+    after.fit(efl.procedure_fn.train(max_step=3))

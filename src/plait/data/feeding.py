@@ -17,8 +17,8 @@ DEPTH = 2
 """Batches that wait on the device, each with the memory of one."""
 CLOSE_SECONDS = 60.0
 POLL_SECONDS = 0.1
-SAMPLED = 8
-"""Of so many reads, one is timed on a GPU."""
+SAMPLED = 31
+"""Of so many reads, one is timed on a GPU; a prime, so that it is not always the same one of a pass."""
 
 
 def placed(sample: Sample, device: torch.device) -> bool:
@@ -141,13 +141,14 @@ class DeviceWait:
     Two events around a read: what lies between them on the device is the time in which it was idle.
     """
 
-    __slots__ = ("_begun", "_device", "_pairs", "_total")
+    __slots__ = ("_begun", "_device", "_pairs", "_total", "reads")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begun: torch.cuda.Event | None = None
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._total = 0.0
+        self.reads = 0
 
     def begin(self) -> None:
         self._begun = self._now()

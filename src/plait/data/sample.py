@@ -81,8 +81,14 @@ class Sample:
         raise KeyError(self._unknown(name))
 
     def __getattr__(self, name: str) -> Any:
-        if name in Sample.__slots__:
+        if name in _SLOTS:
             return self._unset(name)
+        try:
+            value = self._raw[name]  # as `self[name]` does, with one call less at every field of every step
+        except (LookupError, TypeError):
+            value = None
+        if type(value) is _Tensor:
+            return value
         try:
             return self[name]
         except KeyError:
@@ -195,6 +201,9 @@ class Sample:
         if self._source is not None and not self._fields:
             return f"no field {name!r}: this sample stands for a whole input and has fields only inside a step"
         return f"no field {name!r}; there are {', '.join(repr(key) for key in self._fields) or 'none'}"
+
+
+_SLOTS = frozenset(Sample.__slots__)
 
 
 class _Later:

@@ -71,8 +71,9 @@ class Stream:
         if sample is not None:
             return sample
         begun, timer = perf_counter(), self._timer
-        if timer is not None and self.position % SAMPLED == 0:
-            timer.begin()
+        timed = timer is not None and timer.reads % SAMPLED == 0
+        if timed:
+            timer.begin()  # type: ignore[union-attr] # it is there, then
         iterator = self._iterator
         if iterator is None:
             iterator = self._open()
@@ -85,8 +86,10 @@ class Stream:
             raise
         if not self._plain:
             sample = self._shaped(sample)
-        if timer is not None and self.position % SAMPLED == 0:
-            timer.end()
+        if timer is not None:
+            timer.reads += 1
+            if timed:
+                timer.end()
         self.waited += perf_counter() - begun
         self.pending = sample
         return sample

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
-from plait.engine.capture import CapturedStep
-from plait.engine.layout import compile_modules, lay_channels_last
+from plait.engine.capture import CapturedStep, recording_stream
+from plait.engine.layout import compile_modules, fuse, lay_channels_last
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.private import are_private, check_others, private_task
@@ -22,6 +22,7 @@ from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, refuse_scaler, update_step
 from plait.errors import ConfigError, DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
+from plait.optim.wrappers import chain
 from plait.rng import rng_state, set_rng_state
 from plait.variables.graph import leaves
 
@@ -176,8 +177,9 @@ def _build_loss(model: Model, task: str | None) -> _Built:
     assert read is not None  # noqa: S101 - it was needed
     call = _user_call(model, scope, model.loss_fns[task])
     model._now.enter_mode(True)  # noqa: SLF001
-    with torch.enable_grad():
-        loss = call.build(_with_rows(read.fn(), model.streams[scope]))
+    first = _with_rows(read.fn(), model.streams[scope])
+    with torch.enable_grad(), _first_pass(model):
+        loss = call.build(first)
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     for one in losses:
         _check_loss(one, scope)
@@ -187,6 +189,11 @@ def _build_loss(model: Model, task: str | None) -> _Built:
     model.losses[task] = Op(call, [read], name=f"loss of {scope}", scope=scope, now=model._now)  # noqa: SLF001
     reached = leaves(losses) | {one for one in losses if one.grad_fn is None}
     return _Built(reached, [list(one.shape) for one in losses])
+
+
+def _first_pass(model: Model) -> AbstractContextManager[None]:
+    device = model.config.resolved_device()
+    return recording_stream(device) if model.config.capture and device.type == "cuda" else nullcontext()
 
 
 def _with_rows(first: Sample, stream: Stream) -> Sample:
@@ -234,6 +241,7 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
         raise TaskError(
             f"task {task!r} has {model.loss_counts[task]} losses and {len(assignment)} optimizers: give one for each"
         )
+    fuse(model, (one for optimizer in assignment for one in chain(optimizer)))
     for optimizer in assignment:
         if hasattr(optimizer, "clock"):
             optimizer.clock = functools.partial(int, model.global_step)

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from plait.optim.wrappers import Lars, chain
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
-__all__ = ["CapturedStep", "Graph", "why_not"]
+__all__ = ["CapturedStep", "Graph", "recording_stream", "why_not"]
 
 WARM_UP = 3
 """Steps of a shape that run as always before it is recorded."""
@@ -58,24 +58,40 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are recorded: not on the stream of everybody."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it so
+    return _streams[device]
+
+
+@contextmanager
+def recording_stream(device: torch.device) -> Iterator[None]:
+    """Work on the stream on which graphs of this device are recorded, in order with the current one.
+
+    A variable's place in autograd belongs to the stream of the first forward pass for as long as anybody holds a loss
+    of it; so that pass, and all before the recording, are made here.
+    """
+    now, stream = torch.cuda.current_stream(device), _stream_of(device)
+    stream.wait_stream(now)
+    with torch.cuda.stream(stream):
+        yield
+    now.wait_stream(stream)
+
+
 class CudaGraph:
     """A CUDA graph, recorded on a stream of its own, as warming up is."""
 
-    _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
-
     def __init__(self, device: torch.device) -> None:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it so
-        self._stream = self._streams[device]
+        self._device, self._stream = device, _stream_of(device)
         self._graph = torch.cuda.CUDAGraph()
 
     def warm_up(self, work: Callable[[], Any]) -> Any:
-        now = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(now)
-        with torch.cuda.stream(self._stream):
-            result = work()
-        now.wait_stream(self._stream)
-        return result
+        with recording_stream(self._device):
+            return work()
 
     def capture(self, work: Callable[[], None]) -> None:
         index = self._stream.device_index

@@ -1,13 +1,15 @@
-"""How a model's modules lie in memory, and their compiled forms."""
+"""What is chosen for a device: how a model's modules lie in memory, their compiled forms, optimizers in one kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
-__all__ = ["compile_modules", "lay_channels_last"]
+__all__ = ["compile_modules", "fuse", "lay_channels_last"]
+
+FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def lay_channels_last(model: nn.Module) -> None:
@@ -15,6 +17,22 @@ def lay_channels_last(model: nn.Module) -> None:
     for variable in model.parameters():
         if variable.dim() == 4:
             variable.data = variable.data.contiguous(memory_format=torch.channels_last)
+
+
+def fuse(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Let optimizers on a GPU move all in one kernel, where nobody has said how, and gradients are not sparse."""
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        return
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        if type(optimizer) not in FUSABLE or optimizer.state:
+            continue
+        open_ = all(group["foreach"] is group["fused"] is None and not group["differentiable"] for group in groups)
+        variables = [variable for group in groups for variable in group["params"]]
+        if open_ and all(variable.is_cuda and variable.is_floating_point() for variable in variables):
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined] # noqa: SLF001 - as with fused=True
+            for group in groups:
+                group["fused"] = True
 
 
 def compile_modules(model: nn.Module) -> None:

@@ -225,11 +225,16 @@ def _optimizer_state(model: Model, optimizer: torch.optim.Optimizer) -> dict[str
     }
 
 
+_HOW = frozenset(("capturable", "foreach", "fused"))
+"""How a step is computed, not what: that is chosen for the device of now, which may be another one."""
+
+
 def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     current = _optimizer_state(model, optimizer)
     numbers = {name: index for index, name in enumerate(current["variables"])}
     groups = optimizer.state_dict()["param_groups"]
-    for group, values in zip(groups, saved["groups"], strict=True):
+    for group, all_values in zip(groups, saved["groups"], strict=True):
+        values = {key: value for key, value in all_values.items() if key not in _HOW}
         if not hasattr(optimizer, "clock"):  # a scheduled rate is the program's
             _warn_of_changes(optimizer, group, values)
         group.update({key: _like(group.get(key), value) for key, value in values.items()})

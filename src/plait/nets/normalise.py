@@ -26,7 +26,8 @@ def _per_channel(values: tuple[float, ...], images: Tensor) -> Tensor:
         raise ConfigError(
             f"pictures with {channels} channels have no known means: give get_model_fn a preprocess_fn, or None"
         )
-    return torch.tensor(values, dtype=images.dtype, device=images.device)
+    # filled in on the device: a copy of host memory would be waited for at every step, and could not be captured
+    return torch.cat([torch.full((1,), value, dtype=images.dtype, device=images.device) for value in values])
 
 
 def _vgg(images: Tensor) -> Tensor:
