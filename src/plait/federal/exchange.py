@@ -294,13 +294,16 @@ class Exchange:
             raise FederalError(f"{name!r} of step {step.turn} came from the {self.peer} without its elements")
         return found
 
-    def _give_back(self, step: _Step, name: str, gradient: Tensor) -> None:
+    def _give_back(self, step: _Step, name: str, gradient: Tensor) -> Tensor:
+        """Send it; returned it is in one piece, as it travels: the leaf would copy it to have it so."""
         slot = self._slot(step, self.peer, name)
         del step.leaves[name]
+        gradient = gradient.contiguous()
         value = self._protected(step, name, slot, gradient.detach())
         if self._precision:
             value = self.feedback.add(slot, value.cpu())
         self.channel.send(slot, step.turn, value, gradient=True, precision=self._precision, words=self.riding())
+        return gradient
 
     def _protected(self, step: _Step, name: str, slot: int, gradient: Tensor) -> Tensor:
         """The gradient as it may go back: protected or noised, if either, and never both."""
