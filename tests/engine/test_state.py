@@ -390,3 +390,26 @@ def test_how_an_optimizer_computes_is_the_programs_not_the_checkpoints(caplog):
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
     assert "fused" not in caplog.text
     after.fit(efl.procedure_fn.train(max_step=3))
+
+
+def test_an_optimizers_state_is_laid_in_memory_as_its_variables_are():
+    def made():
+        model = efl.Model()
+        model.net = nn.Conv2d(3, 4, 3)
+        model.input_fn(lambda model, mode: [torch.ones(2, 3, 5, 5)] * 4)
+        model.loss_fn(lambda model, sample: model.net(sample[0]).square().mean())
+        model.optimizer_fn(efl.optimizer_fn.optimizer_setter(ADAM))
+        return model.compile(session_config={"device": "cpu", "channels_last": True})
+
+    before = made()
+    before.fit(efl.procedure_fn.train(max_step=2))
+    contiguous = {name: value.contiguous() for name, value in before.variables().items()}
+    tree = capture(before)
+    for values in tree["optimizers"][0]["state"].values():
+        values.update({name: value.contiguous() for name, value in values.items()})  # as files have them
+    after = made()
+    restore(after, {**tree, "variables": contiguous})
+    (optimizer,) = after.optimizers()
+    weight = after.net.weight
+    assert not weight.is_contiguous()
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()

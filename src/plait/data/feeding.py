@@ -19,6 +19,8 @@ CLOSE_SECONDS = 60.0
 POLL_SECONDS = 0.1
 SAMPLED = 31
 """Of so many reads, one is timed on a GPU; a prime, so that it is not always the same one of a pass."""
+KEPT = 8
+"""Pairs of events that are kept before those that are over are added up."""
 
 
 def placed(sample: Sample, device: torch.device) -> bool:
@@ -138,7 +140,8 @@ def _keep_for(value: Any, stream: torch.cuda.Stream) -> None:
 class DeviceWait:
     """How long the device had nothing to do while a batch was waited for; the host, far ahead, may wait without harm.
 
-    Two events around a read: what lies between them on the device is the time in which it was idle.
+    Two events around a read: what lies between them on the device is the time in which it was idle. The first reads are
+    all timed, and then one of `SAMPLED`, which stands for the others.
     """
 
     __slots__ = ("_begun", "_device", "_pairs", "_total", "reads")
@@ -146,9 +149,13 @@ class DeviceWait:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begun: torch.cuda.Event | None = None
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
         self._total = 0.0
         self.reads = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.reads < SAMPLED or self.reads % SAMPLED == 0
 
     def begin(self) -> None:
         self._begun = self._now()
@@ -156,9 +163,9 @@ class DeviceWait:
     def end(self) -> None:
         """A read that ended in an error, or in the end of a pass, has no end here, and is not counted."""
         if self._begun is not None:
-            self._pairs.append((self._begun, self._now()))
+            self._pairs.append((self._begun, self._now(), 1 if self.reads < SAMPLED else SAMPLED))
             self._begun = None
-            if len(self._pairs) > SAMPLED:
+            if len(self._pairs) > KEPT:
                 self._add_up()
 
     def _now(self) -> torch.cuda.Event:
@@ -168,13 +175,13 @@ class DeviceWait:
 
     def _add_up(self) -> None:
         while self._pairs and self._pairs[0][1].query():  # type: ignore[no-untyped-call] # same
-            first, second = self._pairs.pop(0)
-            self._total += first.elapsed_time(second) / 1000
+            first, second, stands_for = self._pairs.pop(0)
+            self._total += stands_for * first.elapsed_time(second) / 1000
 
     @property
     def seconds(self) -> float:
-        """Of all reads, as far as one of `SAMPLED` tells."""
+        """Of all reads, as far as those that were timed tell."""
         if self._pairs:
             torch.cuda.synchronize(self._device)
             self._add_up()
-        return self._total * SAMPLED
+        return self._total

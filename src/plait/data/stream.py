@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from plait.data.feeding import SAMPLED, DeviceWait, ahead, placed
+from plait.data.feeding import DeviceWait, ahead, placed
 from plait.data.sample import ColumnGroups, Sample
 from plait.data.sources import Source, TensorSource
 from plait.errors import DataError, OutOfRangeError
@@ -71,7 +71,7 @@ class Stream:
         if sample is not None:
             return sample
         begun, timer = perf_counter(), self._timer
-        timed = timer is not None and timer.reads % SAMPLED == 0
+        timed = timer is not None and timer.is_due
         if timed:
             timer.begin()  # type: ignore[union-attr] # it is there, then
         iterator = self._iterator
@@ -87,9 +87,9 @@ class Stream:
         if not self._plain:
             sample = self._shaped(sample)
         if timer is not None:
-            timer.reads += 1
             if timed:
                 timer.end()
+            timer.reads += 1
         self.waited += perf_counter() - begun
         self.pending = sample
         return sample

@@ -18,6 +18,7 @@ from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.private import are_private, check_others, private_task
 from plait.engine.sampling import check_seed
+from plait.engine.strategy import Local
 from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, refuse_scaler, update_step
 from plait.errors import ConfigError, DataError, FunctionError, TaskError, VariableError
@@ -241,7 +242,6 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
         raise TaskError(
             f"task {task!r} has {model.loss_counts[task]} losses and {len(assignment)} optimizers: give one for each"
         )
-    fuse(model, (one for optimizer in assignment for one in chain(optimizer)))
     for optimizer in assignment:
         if hasattr(optimizer, "clock"):
             optimizer.clock = functools.partial(int, model.global_step)
@@ -256,6 +256,8 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
         update, losses = _privately(model, task, [named[name] for name in named if name in reached], shapes[0])
     else:
         _check_shapes(shapes, TaskScope(MODE.TRAIN, task))
+        if isinstance(model.strategy, Local):  # others put gradients where a kernel for all would not take them
+            fuse(model, (one for optimizer in assignment for one in chain(optimizer)))
         update, losses = update_step(model, task, list(assignment), model.loss_counts[task]), model.losses[task]
     clear = clear_when_moved(model, list(assignment))
     op = Op(

@@ -25,6 +25,7 @@ from torch import Tensor
 from plait.data import Sample
 from plait.engine.calls import UserCall
 from plait.engine.hooks import SessionRunHook
+from plait.engine.layout import begin_momentum
 from plait.engine.metrics import Latest, Sums
 from plait.engine.op import GlobalStep
 from plait.engine.strategy import Local
@@ -77,9 +78,11 @@ def recording_stream(device: torch.device) -> Iterator[None]:
     """
     now, stream = torch.cuda.current_stream(device), _stream_of(device)
     stream.wait_stream(now)
-    with torch.cuda.stream(stream):
-        yield
-    now.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        now.wait_stream(stream)
 
 
 class CudaGraph:
@@ -449,6 +452,7 @@ def _make_capturable(optimizers: Optimizers) -> None:
                 group["capturable"] = True
             elif type(optimizer) is torch.optim.SGD:
                 group["fused"], group["foreach"] = True, False  # the one that takes a tensor for the rate
+        begin_momentum(optimizer)
 
 
 def why_not(model: Model, call: UserCall, sample: Sample, optimizers: Optimizers) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.engine.layout import laid_like
 from plait.engine.sampling import kept_seed, take_seed
 from plait.engine.task import TaskScope
 from plait.errors import CheckpointError, MismatchError
@@ -137,7 +138,7 @@ def _restore_merged(model: Model, gradients: Mapping[str, Any]) -> None:
         saved = gradients.get(name)
         if isinstance(saved, Mapping):
             saved = torch.sparse_coo_tensor(saved["indices"], saved["values"], variable.shape, check_invariants=True)
-        variable.grad = None if saved is None else saved.to(variable.device, copy=True)
+        variable.grad = None if saved is None else laid_like(variable, saved.to(variable.device, copy=True))
 
 
 def _restore_privacy(model: Model, saved: Mapping[str, Any] | None, *, positions: bool, trained: bool) -> None:
@@ -240,6 +241,10 @@ def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mappi
         group.update({key: _like(group.get(key), value) for key, value in values.items()})
     state = {numbers[name]: dict(values) for name, values in saved["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for variable, values in optimizer.state.items():  # files have them in order, whatever the variable's memory is like
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                values[name] = laid_like(variable, value)
 
 
 def _warn_of_changes(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

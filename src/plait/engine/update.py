@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plait.engine.layout import laid_like
 from plait.errors import ConfigError, OutOfRangeError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _for_each_loss(model: Model, task: str | None, optimizers: Optimizers) -> Ca
         ]
         for variables, values, finish, move in zip(moved, gradients, finishers, steps, strict=True):
             for variable, value in zip(variables, values, strict=True):
-                variable.grad = value
+                variable.grad = None if value is None else laid_like(variable, value)
             finish()
             move()
         finally_move()

@@ -14,7 +14,7 @@ __all__ = ["Stack", "Table"]
 
 _SMALL = 1 << 16
 """Numbers in tables that are joined for each lookup: to copy so few takes less time than a Function of ours."""
-_LARGE = 1 << 20
+_LARGE = 1 << 18
 """Numbers in tables that no cache holds: bags of one, whose rows torch fetches ahead, are quicker there."""
 
 

@@ -82,8 +82,7 @@ def _ftrl(
 def _momentum(
     params: ParamsT, lr: float, momentum: float, *, use_nesterov: bool = False, weight_decay: float = 0.0
 ) -> Optimizer:
-    settings = {"momentum": momentum, "nesterov": use_nesterov, "weight_decay": weight_decay}
-    return _torch_sgd(params, lr, settings)
+    return torch.optim.SGD(params, lr=lr, momentum=momentum, nesterov=use_nesterov, weight_decay=weight_decay)
 
 
 def _rmsprop(
@@ -102,15 +101,7 @@ def _rmsprop(
 
 
 def _sgd(params: ParamsT, lr: float, *, weight_decay: float = 0.0) -> Optimizer:
-    return _torch_sgd(params, lr, {"weight_decay": weight_decay})
-
-
-def _torch_sgd(params: ParamsT, lr: float, settings: Mapping[str, Any]) -> Optimizer:
-    """In one kernel on a GPU; on the CPU as torch chooses, whose bits others have."""
-    given: list[Any] = list(params)
-    variables = [one for group in given for one in (group["params"] if isinstance(group, dict) else [group])]
-    on_gpu = all(isinstance(one, torch.Tensor) and one.is_cuda and one.is_floating_point() for one in variables)
-    return torch.optim.SGD(given, lr=lr, fused=True if on_gpu and variables else None, **settings)
+    return torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
 
 
 MAKERS: dict[str, Callable[..., Optimizer]] = {
