@@ -247,12 +247,6 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
             optimizer.clock = functools.partial(int, model.global_step)
     model.assignments[task] = assignment
     if are_private(list(assignment), task):
-        refuse_scaler(model, "a private optimizer")
-        if _compiles(model):
-            raise ConfigError(
-                f"compile=True, and the optimizer of task {task!r} is private: each row's gradient is made of what "
-                "modules note at their calls, which compiled ones do not make. Leave compile out"
-            )
         update, losses = _privately(model, task, [named[name] for name in named if name in reached], shapes[0])
     else:
         _check_shapes(shapes, TaskScope(MODE.TRAIN, task))
@@ -288,6 +282,12 @@ def _privately(
     model: Model, task: str | None, reached: Sequence[torch.Tensor], shape: Sequence[int]
 ) -> tuple[Callable[[Any], None], Op]:
     """The update of a private task, and the Op of its losses, one a row; the task's loss is their mean."""
+    refuse_scaler(model, "a private optimizer")
+    if _compiles(model):
+        raise ConfigError(
+            f"compile=True, and the optimizer of task {task!r} is private: each row's gradient is made of what "
+            "modules note at their calls, which compiled ones do not make. Leave compile out"
+        )
     private = private_task(model, task, list(model.assignments[task]), reached, shape)
     shown = model.losses[task]
     losses = Op(
