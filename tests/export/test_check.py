@@ -47,8 +47,7 @@ def test_relative_differences(expected, found, apart):
 
 
 def test_random_inputs_and_edges():
-    torch.manual_seed(0)  # with some weights the two outputs nearly cancel
-    trials = trials_of(nn.Linear(3, 2), input=torch.zeros(2, 3))
+    trials = trials_of(nn.Sigmoid(), input=torch.zeros(2, 3))
     assert [(trial.kind, len(trial.inputs["input"])) for trial in trials] == [
         (kind, rows) for kind in ("random", "zeros", "large") for rows in (1, 3)
     ]
