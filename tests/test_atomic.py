@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.atomic import atomic_path, sync_file, write_atomic
+from plait.atomic import atomic_path, file_digest, sync_file, write_atomic
 
 
 def test_a_file_is_written_whole(tmp_path: Path):
@@ -61,3 +61,8 @@ def test_only_a_directory_may_refuse_to_sync(tmp_path: Path, monkeypatch: pytest
     sync_file(tmp_path)
     with pytest.raises(OSError, match="cannot sync"):
         sync_file(tmp_path / "file")
+
+
+def test_a_file_is_known_by_its_digest(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"abc")
+    assert file_digest(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

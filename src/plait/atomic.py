@@ -1,15 +1,25 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and how to know one again."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["atomic_path", "sync_file", "write_atomic"]
+__all__ = ["atomic_path", "file_digest", "sync_file", "write_atomic"]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, read in blocks."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def sync_file(path: Path) -> None:

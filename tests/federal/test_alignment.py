@@ -7,6 +7,7 @@ import json
 import pytest
 
 from plait import efl
+from plait.atomic import file_digest
 from plait.errors import DataError, FederalError
 from plait.federal.alignment import MANIFEST, digest_of, read_digest, read_manifest
 
@@ -23,7 +24,7 @@ def write(directory, files=("part-0.csv",), **shared):
     manifest = {
         "shared": shared,
         "digest": digest_of(shared),
-        "files": [{"name": name, "bytes": 5, "rows": 1} for name in files],
+        "files": [{"name": name, "bytes": 5, "rows": 1, "sha256": file_digest(directory / name)} for name in files],
     }
     (directory / MANIFEST).write_text(json.dumps(manifest))
     return directory

@@ -221,7 +221,7 @@ def forge(path: Path, **changes: object) -> None:
     body = json.loads((path / "manifest.json").read_bytes())["body"]
     if "files" not in changes:
         body["files"] = {
-            name: {"size": (path / name).stat().st_size, "sha256": checkpoint._digest(path / name)}
+            name: {"size": (path / name).stat().st_size, "sha256": checkpoint.file_digest(path / name)}
             for name in FILES[1:]
         }
     (path / "manifest.json").write_bytes(checkpoint._seal({**body, **changes}))

@@ -11,7 +11,7 @@ import torch
 
 from plait.data.sample import Sample
 
-__all__ = ["SAMPLED", "DeviceWait", "ahead", "placed"]
+__all__ = ["DeviceWait", "ahead", "placed"]
 
 DEPTH = 2
 """Batches that wait on the device, each with the memory of one."""
@@ -144,27 +144,27 @@ class DeviceWait:
     all timed, and then one of `SAMPLED`, which stands for the others.
     """
 
-    __slots__ = ("_begun", "_device", "_pairs", "_total", "reads")
+    __slots__ = ("_begun", "_device", "_pairs", "_reads", "_total")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._begun: torch.cuda.Event | None = None
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
         self._total = 0.0
-        self.reads = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self.reads < SAMPLED or self.reads % SAMPLED == 0
+        self._reads = 0
 
     def begin(self) -> None:
-        self._begun = self._now()
+        """A read begins."""
+        timed = self._reads < SAMPLED or self._reads % SAMPLED == 0
+        self._begun = self._now() if timed else None
 
     def end(self) -> None:
         """A read that ended in an error, or in the end of a pass, has no end here, and is not counted."""
-        if self._begun is not None:
-            self._pairs.append((self._begun, self._now(), 1 if self.reads < SAMPLED else SAMPLED))
-            self._begun = None
+        begun, self._begun = self._begun, None
+        stands_for = 1 if self._reads < SAMPLED else SAMPLED
+        self._reads += 1
+        if begun is not None:
+            self._pairs.append((begun, self._now(), stands_for))
             if len(self._pairs) > KEPT:
                 self._add_up()
 

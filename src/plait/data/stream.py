@@ -71,9 +71,8 @@ class Stream:
         if sample is not None:
             return sample
         begun, timer = perf_counter(), self._timer
-        timed = timer is not None and timer.is_due
-        if timed:
-            timer.begin()  # type: ignore[union-attr] # it is there, then
+        if timer is not None:
+            timer.begin()
         iterator = self._iterator
         if iterator is None:
             iterator = self._open()
@@ -87,9 +86,7 @@ class Stream:
         if not self._plain:
             sample = self._shaped(sample)
         if timer is not None:
-            if timed:
-                timer.end()
-            timer.reads += 1
+            timer.end()
         self.waited += perf_counter() - begun
         self.pending = sample
         return sample

@@ -13,7 +13,7 @@ import torch
 from plait.data import Sample, Stream
 from plait.engine.calls import UserCall
 from plait.engine.capture import CapturedStep, recording_stream
-from plait.engine.layout import compile_modules, fuse, lay_channels_last
+from plait.engine.layout import compile_modules, lay_channels_last
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.private import are_private, check_others, private_task
@@ -23,7 +23,7 @@ from plait.engine.task import MODE, TaskScope, task_scope
 from plait.engine.update import clear_when_moved, refuse_scaler, update_step
 from plait.errors import ConfigError, DataError, FunctionError, TaskError, VariableError
 from plait.optim.assign import PartialAssignment, make_optimizer
-from plait.optim.wrappers import chain
+from plait.optim.fusing import fuse
 from plait.rng import rng_state, set_rng_state
 from plait.variables.graph import leaves
 
@@ -77,10 +77,13 @@ def build(model: Model) -> None:
     _compiled[:] = [model]
 
 
+def _captures(model: Model) -> bool:
+    return model.config.capture and model.config.resolved_device().type == "cuda"
+
+
 def _compiles(model: Model) -> bool:
     """Where there are no graphs to replay, `capture` is for the compiler."""
-    config = model.config
-    return config.compile or (config.capture and config.resolved_device().type != "cuda")
+    return model.config.compile or (model.config.capture and not _captures(model))
 
 
 def _scaler(model: Model, device: torch.device) -> torch.amp.GradScaler | None:
@@ -193,8 +196,7 @@ def _build_loss(model: Model, task: str | None) -> _Built:
 
 
 def _first_pass(model: Model) -> AbstractContextManager[None]:
-    device = model.config.resolved_device()
-    return recording_stream(device) if model.config.capture and device.type == "cuda" else nullcontext()
+    return recording_stream(model.config.resolved_device()) if _captures(model) else nullcontext()
 
 
 def _with_rows(first: Sample, stream: Stream) -> Sample:
@@ -251,7 +253,7 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
     else:
         _check_shapes(shapes, TaskScope(MODE.TRAIN, task))
         if isinstance(model.strategy, Local):  # others put gradients where a kernel for all would not take them
-            fuse(model, (one for optimizer in assignment for one in chain(optimizer)))
+            fuse(model, assignment)
         update, losses = update_step(model, task, list(assignment), model.loss_counts[task]), model.losses[task]
     clear = clear_when_moved(model, list(assignment))
     op = Op(
@@ -263,7 +265,7 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
         first=[Op(clear, name="clear gradients")],
         trains=True,
     )
-    if model.config.capture and model.config.resolved_device().type == "cuda":
+    if _captures(model):
         if task in model.private_tasks:
             log.warning("the training step of task %r is not captured: its optimizer is private", task)
         else:

@@ -25,13 +25,13 @@ from torch import Tensor
 from plait.data import Sample
 from plait.engine.calls import UserCall
 from plait.engine.hooks import SessionRunHook
-from plait.engine.layout import begin_momentum
 from plait.engine.metrics import Latest, Sums
 from plait.engine.op import GlobalStep
 from plait.engine.strategy import Local
 from plait.engine.update import moved_by
 from plait.errors import PlaitError
 from plait.optim.factories import LR_SCALE, NEXT_STEP
+from plait.optim.fusing import begin_momentum
 from plait.optim.rules import Ftrl, RMSProp
 from plait.optim.wrappers import Lars, chain
 

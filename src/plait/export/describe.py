@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from plait.atomic import file_digest
 from plait.errors import ConfigError, DataError
 from plait.version import __version__
 
@@ -24,7 +24,6 @@ _FORMAT = 1
 _MAX_BYTES = 64 * 2**20
 """A description is small; whoever hands us a larger one wants something else."""
 _FACTS: dict[str, Any] = {"epsilon": None, "metrics": {}, "party": None, "preprocess": None, "step": None}
-_BLOCK = 2**20
 
 
 def check_facts(facts: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def write_about(folder: Path, body: Mapping[str, Any]) -> None:
         "torch": torch.__version__,
         "created": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         **body,
-        "files": {path.relative_to(folder).as_posix(): _digest(path) for path in files},
+        "files": {path.relative_to(folder).as_posix(): file_digest(path) for path in files},
     }
     (folder / ABOUT).write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -164,7 +163,7 @@ def _check_file(folder: Path, name: str, digest: str | None) -> None:
     path = folder / pure
     if not path.is_file():
         raise DataError(f"{folder} lacks {name}: copy the whole directory, or export again")
-    if digest is not None and _digest(path) != digest:
+    if digest is not None and file_digest(path) != digest:
         raise DataError(f"{path} is not the file that was exported: copy it again, or export again")
 
 
@@ -177,11 +176,3 @@ def read_labels(folder: Path, about: Mapping[str, Any]) -> list[str] | None:
         raise DataError(
             f"{folder / LABELS} cannot be read: {error}; copy the whole directory, or export again"
         ) from error
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()

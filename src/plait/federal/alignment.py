@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.atomic import file_digest
 from plait.errors import DataError
 
 __all__ = ["MANIFEST", "digest_of", "read_digest", "read_manifest"]
@@ -50,16 +51,8 @@ def read_digest(directory: str | os.PathLike[str]) -> str:
     found = read_manifest(directory)
     for one in found["files"]:
         file = Path(directory) / str(one["name"])
-        if "sha256" in one and _sha256(file) != one["sha256"]:
+        if file_digest(file) != one.get("sha256"):
             raise DataError(f"{file} is not as `plait psi` has written it, its digest is another one: align again")
     if not found["files"]:
         raise DataError(f"{directory} holds no rows: reveal='{found['shared']['reveal']}' gives this party none")
     return str(found["digest"])
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()

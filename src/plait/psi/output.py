@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.atomic import write_atomic
+from plait.atomic import file_digest, write_atomic
 from plait.federal.alignment import MANIFEST, digest_of
 from plait.psi.tables import Table
 
@@ -43,11 +42,7 @@ def write_shards(table: Table, rows: NDArray[np.uint64], shards: int, out: Path,
     for shard, (begin, end) in enumerate(itertools.pairwise(edges)):
         path = out / f"part-{shard:05d}-of-{shards:05d}{table.suffix}"
         table.write(blocks.between(begin, end), path)
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while data := file.read(1 << 20):
-                digest.update(data)
-        about = {"name": path.name, "rows": end - begin, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+        about = {"name": path.name, "rows": end - begin, "bytes": path.stat().st_size, "sha256": file_digest(path)}
         written.append(about)
     shutil.rmtree(scratch)
     return written

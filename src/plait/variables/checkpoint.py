@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from plait.atomic import sync_file
+from plait.atomic import file_digest, sync_file
 from plait.errors import CheckpointError, ConfigError
 from plait.variables.tree import join_tree, split_tree
 
@@ -252,7 +252,7 @@ def verify(path: Path) -> Manifest:
         for name, expected in manifest.files.items():
             _check_size(path / name, expected["size"])
         for name, expected in manifest.files.items():
-            if _digest(path / name) != expected["sha256"]:
+            if file_digest(path / name) != expected["sha256"]:
                 raise CheckpointError(f"{name} was altered, its checksum is not the manifest's")
         return manifest
 
@@ -336,14 +336,6 @@ def _check_size(file: Path, expected: int) -> None:
         raise CheckpointError(f"{file.name} has {size} bytes, {_MAX_STATE} are allowed")
 
 
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _write(file: Path, data: bytes) -> None:
     file.write_bytes(data)
     sync_file(file)
@@ -370,7 +362,7 @@ def _write_parts(directory: Path, tree: Any) -> dict[str, dict[str, Any]]:
     shutil.copymode(directory / _STATE, directory / _TENSORS)  # safetensors ignores the umask
     sync_file(directory / _TENSORS)
     files = [directory / _STATE, directory / _TENSORS]
-    return {file.name: {"size": file.stat().st_size, "sha256": _digest(file)} for file in files}
+    return {file.name: {"size": file.stat().st_size, "sha256": file_digest(file)} for file in files}
 
 
 def _plain(tensor: Tensor) -> Tensor:
