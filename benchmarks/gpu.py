@@ -7,6 +7,7 @@ steps is done. `--only resnet mlp equal private pictures saving` chooses parts.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import datetime
 import functools
@@ -575,12 +576,14 @@ def measure_pictures(count: int = 4096, steps: int = 80) -> dict[str, Any]:
             for copy in range(1, count // 512):
                 os.link(path, path.with_name(f"{path.stem}-{copy}.jpg"))
         print(f"pictures made in {time.perf_counter() - begun:.0f} s, {size / 1e3:.0f} kB each", flush=True)
+        decoded = decoder_alone([path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:512]])
         before = reader_alone(folder, steps)
         trained, idle, cores = reader_and_training(folder, 2 * steps)
         after = reader_alone(folder, steps)
         alone = [rate for rate, _ in (before, after)]
         found = {
             "kilobytes": round(size / 1e3),
+            "decoder_alone": round(decoded),
             "reader_alone_before_and_after": [round(rate) for rate in alone],
             "trained": round(trained),
             "trained_of_reader_alone": round(trained / statistics.mean(alone), 3),
@@ -594,9 +597,29 @@ def measure_pictures(count: int = 4096, steps: int = 80) -> dict[str, Any]:
     return found
 
 
+def readers() -> int:
+    return max(2, (os.cpu_count() or 2) - 2)
+
+
+def decoder_alone(files: list[bytes], seconds: float = 3.0) -> float:
+    """Pictures a second that as many threads as there are readers decode, and do nothing else."""
+    from plait.data.pictures import decode
+
+    until = time.perf_counter() + seconds
+
+    def work(count: int) -> int:
+        while time.perf_counter() < until:
+            decode(files[count % len(files)], "a picture")
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(readers()) as pool:
+        return sum(pool.map(work, [0] * readers())) / seconds
+
+
 def picture_columns(folder: Path) -> tuple[Any, Any]:
     metadata = mox.ImageClassificationRawMetadata(folder)
-    data = mox.ImageClassificationRawDataset(metadata, num_readers=max(2, (os.cpu_count() or 2) - 2), shuffle=True)
+    data = mox.ImageClassificationRawDataset(metadata, num_readers=readers(), shuffle=True)
     image, label = data.get(["image", "label"])
     return mox.get_data_augmentation_fn(NAME, mox.ModeKeys.TRAIN, 224, 224)(image), label
 

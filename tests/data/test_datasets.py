@@ -330,7 +330,7 @@ def test_single_samples_cannot_be_left_out():
 # Reading ahead, and its end
 
 
-@pytest.mark.parametrize(("batch_size", "capacity", "expected"), [(None, 6, 6), (4, 10, 12), (8, 2, 8)])
+@pytest.mark.parametrize(("batch_size", "capacity", "expected"), [(None, 6, 6), (4, 10, 12), (8, 2, 16)])
 def test_the_capacity_bounds_what_is_read_ahead(batch_size, capacity, expected):
     begun = []
     changed = threading.Condition()

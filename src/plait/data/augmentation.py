@@ -271,7 +271,9 @@ def _scaled_part(
     top, bottom, row, fy = _aligned(height, scaled[0], start[0], size[0], exact)
     left, right, column, fx = _aligned(width, scaled[1], start[1], size[1], exact)
     source = image[top:bottom, left:right]
-    part: Picture = cv2.resize(source, None, fx=fx, fy=fy, interpolation=cv2.INTER_LINEAR)
+    # OpenCV would ask Python for this memory, and wait for its turn among the readers
+    room = np.empty((round((bottom - top) * fy), round((right - left) * fx), channels), image.dtype)
+    part: Picture = cv2.resize(source, None, room, fx=fx, fy=fy, interpolation=cv2.INTER_LINEAR)
     if part.shape[:2] == source.shape[:2] and (fx, fy) != (1, 1):
         # Factors so near to 1 that the size stays: OpenCV has copied. Its other way is exact, but takes twice the time.
         matrix = np.array([[1 / fx, 0, 0.5 / fx - 0.5], [0, 1 / fy, 0.5 / fy - 0.5]])
@@ -303,7 +305,7 @@ def _aligned(length: int, scaled: int, start: int, size: int, exact: int) -> tup
 
 def _contiguous(image: Picture, mirror: bool = False) -> Picture:
     """A copy, mirrored if so wished."""
-    copied: Picture = opencv().flip(image, 1) if mirror else image.copy()
+    copied: Picture = opencv().flip(image, 1, np.empty(image.shape, image.dtype)) if mirror else image.copy()
     return copied.reshape(image.shape)
 
 

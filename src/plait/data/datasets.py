@@ -215,7 +215,8 @@ class ColumnSource:
         end = len(order) - len(order) % size if dataset.drop_remainder else len(order)
         groups = (order[begin : begin + size].tolist() for begin in range(start * size, end, size * step))
         maker = functools.partial(_Rows, self, epoch)
-        return read_groups(groups, maker, threads=dataset.readers, ahead=max(dataset.capacity, size))
+        # two batches at least: one is not enough for readers to go on while somebody copies the last one to a device
+        return read_groups(groups, maker, threads=dataset.readers, ahead=max(dataset.capacity, 2 * size))
 
     def fingerprint(self) -> dict[str, Any]:
         facts = self.dataset.facts()
