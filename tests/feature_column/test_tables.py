@@ -26,9 +26,8 @@ LOOKUPS = {
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize(("small", "large"), [(1 << 16, 1 << 20), (0, 1 << 20), (0, 0)])
-def test_one_lookup_equals_torch_on_joined_tables(name, small, large, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._SMALL", small)
+@pytest.mark.parametrize("large", [1 << 20, 0])
+def test_one_lookup_equals_torch_on_joined_tables(name, large, monkeypatch):
     monkeypatch.setattr("plait.feature_column.tables._LARGE", large)
     ids, offsets, scale = LOOKUPS[name]
     made = tables(4, 5)
@@ -78,6 +77,43 @@ def test_a_table_that_does_not_train_gets_no_gradient():
     assert made[1].weight.grad is None
 
 
+def test_a_table_that_is_frozen_and_freed_again_is_so_at_the_next_lookup():
+    made = tables(4, 5)
+    stack = Stack(made)
+    grown = []
+    for trained in (True, False, True):
+        made[1].weight.requires_grad_(trained)
+        before = None if made[1].weight.grad is None else made[1].weight.grad.clone()
+        stack.look_up(IDS[:, None]).sum().backward()
+        grown.append(before is None or not torch.equal(before, made[1].weight.grad))
+    assert grown == [True, False, True]
+    for table in made:
+        table.weight.requires_grad_(False)
+    assert not stack.look_up(IDS[:, None]).requires_grad
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_gradients_can_be_asked_for_of_one_table_and_hooks_see_them(summed):
+    made = tables(4, 5)
+    stack = Stack(made)
+    stack.look_up(IDS[:, None], summed=summed).sum().backward()  # what follows finds the history of this one
+    seen = []
+    made[1].weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad[:, 0].tolist()))
+    (alone,) = torch.autograd.grad(stack.look_up(IDS[:, None], summed=summed).sum(), [made[0].weight])
+    assert alone[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert seen == []
+    stack.look_up(IDS[:, None], summed=summed).sum().backward()
+    assert seen == [[4.0, 0.0, 0.0, 0.0, 2.0]]
+
+
+def test_two_lookups_that_are_open_at_once_have_gradients_of_their_own():
+    made = tables(4, 5)
+    stack = Stack(made)
+    first, second = (stack.look_up(ids[:, None]).sum() for ids in (IDS[:2], IDS[2:]))
+    gradients = [torch.autograd.grad(each, [table.weight for table in made]) for each in (second, first)]
+    assert [gradient[1][:, 0].tolist() for gradient in gradients] == [[1.0, 0, 0, 0, 1.0], [1.0, 0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("how", ["data", "parameter", "functional_call"])
 def test_variables_that_were_replaced_are_looked_up_where_they_are(how):
     made = tables(4, 5)
@@ -110,10 +146,15 @@ class _Looking(nn.Module):
 def test_a_copy_has_rows_of_its_own():
     module = _Looking(tables(4)[0], None)
     module.stack = Stack([module.table])
+    module(torch.tensor([[1]])).sum().backward()
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.table.weight.fill_(7.0)
-    assert other(torch.tensor([[1]])).tolist() == [[7.0, 7.0, 7.0]]
+    found = other(torch.tensor([[1]]))
+    found.sum().backward()
+    assert found.tolist() == [[7.0, 7.0, 7.0]]
+    assert other.table.weight.grad[1].tolist() == [1.0, 1.0, 1.0]
+    assert module.table.weight.grad[1].tolist() == [1.0, 1.0, 1.0]
     assert module(torch.tensor([[1]])).tolist() != [[7.0, 7.0, 7.0]]
 
 

@@ -85,19 +85,15 @@ class Inputs:
     def plain(self, keys: Sequence[str | None]) -> Tensor | None:
         """These features side by side, if each is one int64 number an example: [batch, features]. A copy."""
         features: Any = self._features
-        values: list[Tensor] = []
-        for key in keys:
-            try:
-                value = features[key]
-            except (LookupError, TypeError):
-                return None
-            if type(value) is not Tensor or value.dtype is not torch.int64 or value.ndim != 1:
-                return None
-            values.append(value)
         try:
-            return torch.stack(values, 1)
-        except RuntimeError:  # of different lengths, or on different devices
+            values = [features[key] for key in keys]
+            first = values[0]
+            if type(first) is not Tensor or first.dtype is not torch.int64 or first.ndim != 1:
+                return None
+            found = torch.stack(values, 1)
+        except (LookupError, TypeError, RuntimeError):  # not there, no tensors, of other shapes or on other devices
             return None
+        return found if found.dtype is torch.int64 else None
 
     def once(self, column: Any, make: Callable[[Inputs], Any]) -> Any:
         """What `make` gives, kept for the next who asks for it of this column."""

@@ -133,7 +133,7 @@ class Pool:
             places = self._side_by_side(inputs, device)
         elif places.device != device:
             places = places.to(device)
-        if places is None or not len(places):
+        if places is None or not places.numel():
             return None
         low, high = places.aminmax()
         if low.item() < 0 or (high.item() >= self._least and bool((places.amax(0) >= self._sizes).any())):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +14,9 @@ from torch.nn import functional
 
 __all__ = ["Stack", "Table"]
 
-_SMALL = 1 << 16
-"""Numbers in tables that are joined for each lookup: to copy so few takes less time than a Function of ours."""
-_LARGE = 1 << 18
-"""Numbers in tables that no cache holds: bags of one, whose rows torch fetches ahead, are quicker there."""
+_LARGE = 1 << 20
+"""Numbers in tables that a near cache does not hold: there, bags of one pay, also with a backward pass of ours."""
+_trains = operator.attrgetter("requires_grad")
 
 
 class Table(nn.EmbeddingBag):
@@ -48,26 +49,33 @@ class Stack:
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = list(tables)
         self.sizes = [table.num_embeddings for table in tables]
+        self._parameters = [table._parameters for table in tables]  # noqa: SLF001 - ours
+        self._names = [table.variable for table in tables]
         self._whole: Tensor | None = None
-        self._entries: list[tuple[Mapping[str, Any], str, int]] = []
-        """Where each variable is found, and at which byte of the whole its rows begin."""
+        self._weights: list[Any] = []
+        self._starts: list[int] = []
+        """At which byte of the whole the rows of each variable begin."""
+        self._places: list[int] = []
+        """Where in memory that was when it was last looked at."""
+        self._joined: Tensor | None = None
+        self._trained: list[bool] = []
         self.pack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_joined": None}  # a tensor with a history has no copy
 
     def pack(self) -> None:
         """Move the tables behind each other, if they are not; their variables stay what they are."""
-        if self._entries and self._current()[1] is not None:
+        if self._whole is not None and self._current()[1] is not None:
             return
         weights = [table.weight for table in self.tables]
-        self._whole = None
+        self._whole = self._joined = None
         if all(type(weight) is nn.Parameter for weight in weights) and len({one.device for one in weights}) == 1:
             self._whole = torch.cat([weight.detach() for weight in weights])
             for weight, part in zip(weights, self._whole.split_with_sizes(self.sizes), strict=True):
                 weight.data = part
-        starts = itertools.accumulate((weight.nbytes for weight in weights), initial=0)
-        self._entries = [
-            (table._parameters, table.variable, start)  # noqa: SLF001 - ours
-            for table, start in zip(self.tables, starts, strict=False)
-        ]
+        self._weights = weights
+        self._starts = [*itertools.accumulate((weight.nbytes for weight in weights[:-1]), initial=0)]
 
     def look_up(
         self, ids: Tensor, offsets: Tensor | None = None, scale: Tensor | None = None, *, summed: bool = True
@@ -77,56 +85,87 @@ class Stack:
         Without `summed`, the rows of the latter side by side: [n, k * width].
         """
         weights, whole = self._current()
-        if whole is not None and not torch.is_grad_enabled():
-            return _looked_up(whole, ids, offsets, scale, summed)
-        small = not summed and whole is not None and whole.numel() <= _SMALL
-        if whole is None or small or (scale is not None and scale.requires_grad):
+        if whole is None:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             return _looked_up(joined, ids, offsets, scale, summed)
-        found: Tensor = _Lookup.apply(whole, ids, offsets, scale, summed, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
+        rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
+        native = not summed and (rows.numel() <= _LARGE or rows.device.type != "cpu")
+        if native or not rows.requires_grad or (scale is not None and scale.requires_grad):
+            return _looked_up(rows, ids, offsets, scale, summed)
+        found: Tensor = _Lookup.apply(rows, ids, offsets, scale, summed)  # type: ignore[no-untyped-call] # torch's
         return found
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
         """The variables, and all rows in one tensor if they are still there: others may have moved or replaced them."""
-        weights: list[Any] = []
-        whole = None if torch.compiler.is_compiling() else self._whole
-        first = 0 if whole is None else whole.data_ptr()
-        for parameters, name, start in self._entries:
-            weight = parameters[name]
-            weights.append(weight)
-            if whole is not None and (type(weight) is not nn.Parameter or weight.data_ptr() != first + start):
-                whole = None
-        return weights, whole
+        weights: list[Any] = [*map(operator.getitem, self._parameters, self._names)]
+        if self._whole is None or torch.compiler.is_compiling() or not all(map(operator.is_, weights, self._weights)):
+            return weights, None
+        places = [*map(Tensor.data_ptr, weights)]
+        if places != self._places:
+            start = self._whole.data_ptr()
+            if [place - start for place in places] != self._starts:
+                return weights, None
+            self._places = places  # the whole has moved, into shared memory
+        return weights, self._whole
+
+    def _with_history(self, weights: list[Any], whole: Tensor) -> Tensor:
+        """The rows, whose gradient goes to the variables.
+
+        On the CPU this is made once: it costs more than the rest of a lookup. On a GPU a node of autograd's graph
+        belongs to the stream that it was made on.
+        """
+        trained, near = [*map(_trains, weights)], whole.device.type == "cpu"
+        if self._joined is None or self._trained != trained or not near:
+            if near and whole.numel() <= _LARGE:
+                self._joined = torch.cat(weights)
+                self._joined.data = whole  # which is the same; what torch made has a quicker backward pass than ours
+            else:
+                self._joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
+            self._trained = trained
+        return self._joined
 
 
 def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool) -> Tensor:
-    if offsets is None and not summed:
-        if rows.numel() > _LARGE and rows.device.type == "cpu" and not rows.requires_grad:
-            return functional.embedding_bag(ids.view(-1, 1), rows, mode="sum").view(len(ids), -1)
-        return rows.index_select(0, ids.view(-1)).view(len(ids), ids.shape[1] * rows.shape[1])
-    return functional.embedding_bag(
-        ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
-    )
+    if summed:
+        return functional.embedding_bag(
+            ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
+        )
+    flat, eager = ids.view(-1), type(ids) is Tensor and not torch.compiler.is_compiling()
+    if rows.requires_grad or rows.device.type != "cpu" or not eager:
+        return rows.index_select(0, flat).view(ids.size(0), -1)
+    # a bag of one is a copy of its row; torch fetches the rows of bags ahead
+    return torch.embedding_bag(rows, flat, _places(flat.numel()), False, 0)[0].view(ids.size(0), -1)
+
+
+@functools.lru_cache(4)
+def _places(count: int) -> Tensor:
+    return torch.arange(count)
+
+
+class _Joined(torch.autograd.Function):
+    """Tables that lie behind each other as one. It keeps nothing for its backward pass, so that it may have many."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, sizes: list[int], *weights: Tensor) -> Tensor:
+        del weights
+        ctx.sizes = sizes
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return (None, None, *gradient.unsafe_split_with_sizes(ctx.sizes))
 
 
 class _Lookup(torch.autograd.Function):
-    """`_looked_up` in tables that lie behind each other. One gradient is made for all, and each gets its part of it."""
+    """`_looked_up`, whose own backward pass takes many times as long."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        whole: Tensor,
-        ids: Tensor,
-        offsets: Tensor | None,
-        scale: Tensor | None,
-        summed: bool,
-        sizes: list[int],
-        *weights: Tensor,
+        ctx: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool
     ) -> Tensor:
-        del weights
         ctx.save_for_backward(ids, offsets, scale)
-        ctx.summed, ctx.sizes, ctx.shape = summed, sizes, whole.shape
-        return _looked_up(whole, ids, offsets, scale, summed)
+        ctx.summed, ctx.shape = summed, rows.shape
+        return _looked_up(rows.detach(), ids, offsets, scale, summed)  # torch prepares no backward pass of its own
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -140,5 +179,4 @@ class _Lookup(torch.autograd.Function):
             rows = gradient[:, None].expand(*ids.shape, width).reshape(-1, width)
         else:
             rows = gradient.reshape(-1, width)
-        whole = gradient.new_zeros(ctx.shape).index_add_(0, ids.view(-1), rows)
-        return (None, None, None, None, None, None, *whole.unsafe_split_with_sizes(ctx.sizes))
+        return gradient.new_zeros(ctx.shape).index_add_(0, ids.view(-1), rows), None, None, None, None
