@@ -84,3 +84,14 @@ def test_numbers_beside_strings_are_refused():
     for mixed in (["1", 2], [1, "2"]):
         with pytest.raises(DataError, match="holds int, str"):
             as_raw("a", mixed)
+
+
+@pytest.mark.parametrize("far", ["offsets", "weights"])
+def test_ids_of_strings_go_where_the_rest_of_the_feature_is(far):
+    class Column:
+        def ids(self, inputs):
+            parts = {"values": torch.tensor([1, 2]), "offsets": torch.tensor([0, 2]), "weights": torch.ones(2)}
+            return Ids(**{**parts, far: parts[far].to("meta")})
+
+    found = Inputs({}).ids(Column())
+    assert {one.device.type for one in (found.values, found.offsets, found.weights)} == {"meta"}

@@ -88,3 +88,39 @@ def test_what_does_not_fit_is_refused(sums, read, trained, tmp_path):
     settings = train.WarmStartSettings(tmp_path / "old", var_name_to_prev_var_name={"hidden/bias": "hidden/missing"})
     with pytest.raises(MismatchError, match="hidden/missing"):
         sums(warm_start_from=settings).train(read(), steps=1)
+
+
+class Noting:
+    """Batches without an end, and whether somebody has closed them."""
+
+    num_epochs, batch_size, seekable = None, 16, True
+
+    def __init__(self, rows):
+        self.rows = [torch.from_numpy(one[:16]) for one in rows]
+        self.open = 0
+
+    def batches(self, epoch, start):
+        self.open += 1
+        try:
+            while True:
+                yield {"x": self.rows[0]}, self.rows[1]
+        finally:
+            self.open -= 1
+
+    def fingerprint(self):
+        return {"kind": "noting"}
+
+
+def test_what_fails_before_the_first_step_leaves_no_readers_behind(sums, rows, trained, tmp_path):
+    source = Noting(rows)
+    estimator = sums(params={"width": 5}, warm_start_from=tmp_path / "old")
+    with pytest.raises(MismatchError, match="leave it out"):
+        estimator.train(lambda: source, steps=1)
+    assert source.open == 0
+    fixed = train.EvalSpec(lambda: ({"x": rows[0]}, rows[1]), None)
+    living = sums()
+    with pytest.raises(ConfigError, match="pass steps="):
+        train.train_and_evaluate(living, train.TrainSpec(lambda: source, max_steps=2), fixed)
+    assert source.open == 0
+    living.train(lambda: source, steps=2)
+    assert living.model.global_step.value == 2

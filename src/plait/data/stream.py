@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +14,7 @@ from plait.data.sample import ColumnGroups, Sample
 from plait.data.sources import Source, TensorSource
 from plait.errors import DataError, OutOfRangeError
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "close_all"]
 
 
 class Stream:
@@ -160,6 +160,12 @@ class Stream:
         self.epoch += 1
         self.position = 0
         return OutOfRangeError(f"input {self.name!r}: pass {epoch} is over after {count} batches")
+
+
+def close_all(streams: Iterable[Stream]) -> None:
+    """End what reads: it must not live on for as long as somebody keeps the model, or an error."""
+    for stream in streams:
+        stream.close()
 
 
 def _facts(source: Source) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from plait.data import Sample, Stream
+from plait.data.stream import close_all
 from plait.engine.calls import UserCall
 from plait.engine.capture import CapturedStep, recording_stream
 from plait.engine.layout import compile_modules, lay_channels_last
@@ -57,8 +58,7 @@ def build(model: Model) -> None:
             built = {task: _build_task(model, task) for task in model.tasks()}
             model.reset_metrics()
     except BaseException:
-        for stream in model.streams.values():  # readers must not live on for as long as somebody keeps the error
-            stream.close()
+        close_all(model.streams.values())
         raise
     model.variables()  # two of one name are noticed here
     names = {variable: name for name, variable in model.trainable_variables().items()}

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plait.data.stream import close_all
 from plait.engine.budget import add_budget_hooks, said_at_the_end, stop_if_spent
 from plait.engine.checkpoints import Checkpoints, ModelState
 from plait.engine.functions import ProcedureFn
@@ -100,6 +101,7 @@ def fit(
     begun, waited = time.monotonic(), _waited(model)
     hooks_before = {scope: list(hooks) for scope, hooks in model.hooks.items()}
     with ExitStack() as stack:
+        stack.callback(close_all, model.streams.values())
         loggers = _add_loggers(model, settings.log_step)
         stack.callback(_put_back_hooks, model, hooks_before)
         manager.before_stage = functools.partial(_tell_loggers, loggers)
@@ -170,8 +172,6 @@ def _run(
     finally:
         for hook in progress:
             hook.stop()
-        for stream in model.streams.values():
-            stream.close()
 
 
 def _restore(checkpoints: Checkpoints, project: str) -> None:

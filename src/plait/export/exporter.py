@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ def write_export(
     """Fill a folder that nobody reads yet, and give the names of the outputs."""
     wanted, known, names = check_formats(formats), check_facts(facts), check_labels(labels)
     _check_inputs(inputs)
+    inputs = _beside(module, inputs)
     with in_evaluation(module):
         program = trace(module, inputs)
         prune(program)
@@ -77,6 +79,12 @@ def write_export(
     body["checked"] = {name: compare(name, FORMATS[name].open_run(folder, body, None), trials) for name in wanted}
     write_about(folder, body)
     return [one["name"] for one in program.outputs]
+
+
+def _beside(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The examples where the module is."""
+    first = next(itertools.chain(module.parameters(), module.buffers()), None)
+    return {name: value if first is None else value.to(first.device) for name, value in inputs.items()}
 
 
 def _check_inputs(inputs: Mapping[str, Any]) -> None:

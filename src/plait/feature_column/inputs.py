@@ -79,7 +79,7 @@ class Inputs:
         return found
 
     def ids(self, column: Categorical) -> Ids:
-        found: Ids = self.once(column, column.ids)
+        found: Ids = self.once(column, lambda inputs: _together(column.ids(inputs)))
         return found
 
     def plain(self, keys: Sequence[str | None]) -> Tensor | None:
@@ -192,6 +192,16 @@ def dense_values(key: str, raw: Raw, what: str) -> Tensor:
         kind = "strings" if isinstance(raw, Strings) else "(values, offsets)"
         raise DataError(f"{what} of feature {key!r} takes numbers in rows of one length, got {kind}")
     return raw
+
+
+def _together(ids: Ids) -> Ids:
+    """On one device: ids of strings are made in the host's memory, whose offsets or weights may be on a GPU."""
+    given = [one for one in (ids.values, ids.offsets, ids.weights) if one is not None]
+    far = [one.device for one in given if one.device.type != "cpu"]
+    if not far or len(far) == len(given):
+        return ids
+    offsets, weights = (None if one is None else one.to(far[0]) for one in (ids.offsets, ids.weights))
+    return ids._replace(values=ids.values.to(far[0]), offsets=offsets, weights=weights)
 
 
 def dropped(ids: Ids) -> Ids:

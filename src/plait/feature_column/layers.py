@@ -99,6 +99,13 @@ class Tabled(nn.Module):
             stack.pack()
         return self
 
+    def home(self) -> torch.device | None:
+        """Where the tables are; without any, where the model is, and None if there is no model."""
+        for table in self._tables.values():
+            return table.weight.device
+        store = current.frame.store
+        return None if store is None else store.device
+
     def look_for_servers(self) -> bool:
         """In the first call inside a model: if servers have its variables, let them have the tables' rows.
 
@@ -225,7 +232,8 @@ class DenseFeatures(Embedding):
         if cols_to_output_tensors is not None:
             for column, (source, start, stop) in zip(self.columns, self._parts.layout, strict=True):
                 cols_to_output_tensors[column] = found[source][:, start:stop]
-        return self._parts.joined(found)
+        joined = self._parts.joined(found)
+        return joined if self._tables else joined.to(self.home())  # of strings alone, it is in the host's memory
 
 
 class _Plan:

@@ -187,7 +187,9 @@ class SequenceFeatures(Embedding):
     def forward(self, features: Mapping[str, Any]) -> _Sequences:
         inputs = Inputs.of(features)
         self.look_for_servers()
-        found = [self._column(column, inputs) for column in self.columns]
+        made = [self._column(column, inputs) for column in self.columns]
+        home = self.home() or made[0][0].device
+        found = [(part.to(home), lengths.to(home)) for part, lengths in made]
         lengths = found[0][1]
         for column, (_, others) in zip(self.columns, found, strict=True):
             if not torch.equal(lengths, others):

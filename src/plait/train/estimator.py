@@ -242,7 +242,8 @@ class Estimator:
             self._program = Program(self._model_fn, self._params, self._config)
             self._program.compile(data)
             if self._warm_start is not None and self.latest_checkpoint() is None:
-                warm_start(self._program.model, self._warm_start)
+                with self._program.ended_on_error():
+                    warm_start(self._program.model, self._warm_start)
         else:
             self._program.train_with(data)
         return self._program

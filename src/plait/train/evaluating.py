@@ -66,9 +66,10 @@ def train_and_evaluate(
             raise ConfigError(f"{what} is a {type(value).__name__}: write plait.train.{kind.__name__}(...)")
     program = estimator.prepare_training(train_spec.input_fn)
     run = _Run(estimator, program, train_spec, eval_spec)
-    data = run.data()
-    if eval_spec.steps is None and isinstance(data.source, FixedSource):
-        raise ConfigError("the input_fn of the EvalSpec gives one batch for ever: pass steps=")
+    with program.ended_on_error():
+        data = run.data()
+        if eval_spec.steps is None and isinstance(data.source, FixedSource):
+            raise ConfigError("the input_fn of the EvalSpec gives one batch for ever: pass steps=")
     with program.mode(ModeKeys.EVAL, data):
         program.model.hooks[EVAL] = [*program.model.hooks[EVAL], *(eval_spec.hooks or ())]
         estimator.fit(run.procedure, train_spec.hooks, train_spec.saving_listeners)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from plait.data import Sample, Stream
+from plait.data.stream import close_all
 from plait.engine.calls import UserCall, current_call
 from plait.engine.metrics import mean
 from plait.engine.model import Model
@@ -76,6 +77,15 @@ class Program:
             model = self.model
             self._random = isolated_rng(derive_seed(model.seed, "training", model.strategy.worker_id))
         return self._random
+
+    @contextmanager
+    def ended_on_error(self) -> Iterator[None]:
+        """What fails inside, before anything runs, leaves no readers behind."""
+        try:
+            yield
+        except BaseException:
+            close_all(self.model.streams.values())
+            raise
 
     def train_with(self, data: Sample) -> None:
         """Read the next training from `data`, from its beginning."""
