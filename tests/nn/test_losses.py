@@ -15,6 +15,7 @@ from plait.nn import (
     Candidates,
     all_candidate_sampler,
     compute_accidental_hits,
+    fixed_unigram_candidate_sampler,
     log_uniform_candidate_sampler,
     nce_loss,
     sampled_softmax_loss,
@@ -195,3 +196,13 @@ def test_classes_and_widths_that_are_not_there_are_said(change, text):
     given = {"weights": torch.zeros(5, 2), "biases": torch.zeros(5), "labels": torch.tensor([[1]])}
     with pytest.raises(DataError, match=text):
         sampled_softmax_loss(**{**given, "inputs": torch.zeros(1, 2), "num_sampled": 2, "num_classes": 5, **change})
+
+
+@pytest.mark.parametrize("loss", [sampled_softmax_loss, nce_loss])
+def test_a_label_that_is_never_drawn_is_refused_not_infinite(net, loss):
+    weights, biases, labels, inputs = net
+    counts = [1.0] * CLASSES
+    counts[int(labels[3, 0])] = 0.0
+    drawn = fixed_unigram_candidate_sampler(labels, 1, 5, True, CLASSES, unigrams=counts)
+    with pytest.raises(DataError, match=rf"class {int(labels[3, 0])} is among the labels, and is never drawn"):
+        loss(weights, biases, labels, inputs, 5, CLASSES, sampled_values=drawn)

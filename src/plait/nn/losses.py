@@ -137,6 +137,7 @@ def _logits(
         sampled_values = log_uniform_candidate_sampler(labels, num_true, num_sampled, True, num_classes, seed)
     sampled, true_expected, sampled_expected = sampled_values
     check_classes("labels", labels, num_classes)
+    _check_expected(labels, true_expected)
     ids = torch.cat([labels.reshape(-1), sampled.to(labels.dtype)])
     rows = _lookup(weights, ids, num_classes, partition_strategy)
     bias = _lookup(biases, ids, num_classes, partition_strategy).reshape(len(ids))
@@ -151,6 +152,15 @@ def _logits(
     if remove_accidental_hits:
         drawn = drawn.masked_fill(_hits(labels, sampled), torch.finfo(drawn.dtype).min)
     return true, drawn
+
+
+def _check_expected(labels: Tensor, expected: Tensor) -> None:
+    never = expected <= 0
+    if bool(never.any()):
+        raise DataError(
+            f"class {int(labels[never.to(labels.device)][0])} is among the labels, and is never drawn: its expected"
+            " count is 0, of which there is no logarithm; give it a count above 0, or leave such rows out"
+        )
 
 
 def _check(labels: Any, inputs: Any, num_true: int) -> None:
