@@ -7,7 +7,7 @@ from torch import nn
 from plait.errors import DataError
 from plait.feature_column import categorical_column_with_identity
 from plait.feature_column.inputs import Inputs
-from plait.feature_column.pooling import Pool, bags_of, look_up_alone
+from plait.feature_column.pooling import Pool, Separate, bags_of
 from plait.feature_column.tables import Stack, Table
 
 COLUMNS = [categorical_column_with_identity("a", 4), categorical_column_with_identity("b", 5)]
@@ -27,7 +27,7 @@ RAGGED = {"a": (torch.tensor([1, 3, 0]), torch.tensor([0, 3, 3])), "b": torch.te
 @pytest.mark.parametrize("features", [DENSE, MISSING, RAGGED])
 def test_together_is_the_same_as_each_alone(features, combiner):
     together, tables = pool(combiner)
-    alone = [look_up_alone(*pair, combiner, Inputs(features)) for pair in zip(COLUMNS, tables, strict=True)]
+    alone = [Separate(*pair, combiner)(Inputs(features)) for pair in zip(COLUMNS, tables, strict=True)]
     torch.testing.assert_close(together.each(Inputs(features)), torch.cat(alone, 1))
     torch.testing.assert_close(together.total(Inputs(features)), alone[0] + alone[1])
 
@@ -55,7 +55,7 @@ def test_columns_of_other_batches_are_named():
 
 def test_long_rows_are_shortened():
     table = Table(4, 3, "rows", nn.init.ones_, trainable=True, sparse=False)
-    found = look_up_alone(COLUMNS[0], table, "mean", Inputs({"a": [1, -1]}), max_norm=0.5)
+    found = Separate(COLUMNS[0], table, "mean", max_norm=0.5)(Inputs({"a": [1, -1]}))
     torch.testing.assert_close(found.norm(dim=1), torch.tensor([0.5, 0.0]))
 
 

@@ -86,3 +86,21 @@ def test_a_batch_without_any_value_of_a_column():
         model = model_of(modular, strategy)
         batch = {**rows(2), "a": torch.tensor([-1, -1])}
         assert model.deep(batch)[:, :4].tolist() == [[0.0] * 4] * 2
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_all_columns_are_asked_for_before_the_first_is_waited_for(trains, monkeypatch):
+    with servers(2) as role, worker(role) as strategy:
+        model = model_of(modular, strategy)
+        train(model, 2)
+        events = []
+
+        def noting(name, function):
+            return lambda *given, **more: (events.append(name), function(*given, **more))[1]
+
+        for name in ("ask_rows", "rows"):
+            monkeypatch.setattr(strategy.held, name, noting(name, getattr(strategy.held, name)))
+        with model.scope(), torch.set_grad_enabled(trains):
+            linear_model({**rows(8), "a": torch.arange(8)}, WIDE)
+        strategy.gradients.take(1.0)
+    assert events == ["ask_rows"] * 4 + ["rows"] * 4

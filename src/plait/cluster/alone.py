@@ -72,6 +72,9 @@ class Alone(Local):
         )
         self._shard = Shard(ModelSpec(optimizers=tuple(found), tables=tables), 0, 1)
 
+    def ask(self, table: int, ids: Tensor, *, create: bool) -> None:
+        """Nobody has to be asked: the rows are here."""
+
     def pull(self, table: int, ids: Tensor, *, create: bool) -> Tensor:
         assert self._shard is not None  # noqa: S101 - prepared with the model
         return self._shard.pull(table, ids, create=create)

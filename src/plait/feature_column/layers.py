@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ from plait.errors import ConfigError, DataError
 from plait.feature_column.columns import CategoricalColumn, DenseColumn, FeatureColumn
 from plait.feature_column.embedding import EmbeddingColumn
 from plait.feature_column.inputs import Inputs
-from plait.feature_column.pooling import Pool, look_up_alone
+from plait.feature_column.pooling import Pool, Separate
 from plait.feature_column.tables import Stack, Table
 from plait.rng import derive_seed, isolated_rng
 from plait.variables.scope import layer, variable_scope
@@ -157,13 +156,7 @@ class Embedding(Tabled):
         """What gives a column by itself; of other ids than its own, if they are given."""
         if not isinstance(column, EmbeddingColumn):
             return column.dense
-        return partial(
-            look_up_alone,
-            ids or column.categorical_column,
-            self.table_of(column),
-            column.combiner,
-            max_norm=column.max_norm,
-        )
+        return Separate(ids or column.categorical_column, self.table_of(column), column.combiner, column.max_norm)
 
 
 class DenseFeatures(Embedding):
@@ -228,6 +221,8 @@ class DenseFeatures(Embedding):
         inputs = Inputs.of(features)
         if self.look_for_servers():
             self._parts = self._plan()
+        for one in self._parts.separate:
+            one.ask(inputs)
         found = [source(inputs) for source in self._parts.sources]
         if cols_to_output_tensors is not None:
             for column, (source, start, stop) in zip(self.columns, self._parts.layout, strict=True):
@@ -241,6 +236,7 @@ class _Plan:
 
     def __init__(self, sources: list[Callable[[Inputs], Tensor]], layout: list[tuple[int, int, int]]) -> None:
         self.sources = sources
+        self.separate = [source for source in sources if isinstance(source, Separate)]
         self.layout = layout
         runs: list[tuple[int, int, int]] = []
         for source, start, stop in layout:

@@ -13,7 +13,7 @@ from plait.feature_column.columns import CategoricalColumn, DenseColumn, Feature
 from plait.feature_column.embedding import COMBINERS, EmbeddingColumn
 from plait.feature_column.inputs import Inputs
 from plait.feature_column.layers import Tabled, collect, scope_of, sorted_columns, unique_layer
-from plait.feature_column.pooling import Pool, look_up_alone
+from plait.feature_column.pooling import Pool, Separate
 from plait.feature_column.tables import Table
 
 __all__ = ["LinearModel", "linear_model"]
@@ -65,6 +65,7 @@ class LinearModel(Tabled):
             self._modules[scope_of(column.name)] = _Weights(column.width, units, trainable)
         self.bias_weights = nn.Parameter(torch.zeros(units), requires_grad=trainable)
         self._pool = self._pooled()
+        self._separate = [Separate(one, self._tables[one.name], sparse_combiner) for one in self._sparse]
 
     def _add(self, column: CategoricalColumn, trainable: bool) -> None:
         rows = column.num_buckets
@@ -94,8 +95,10 @@ class LinearModel(Tabled):
         if self._pool is not None:
             total = self._pool.total(inputs) + total
         else:
-            for column in self._sparse:
-                total = total + look_up_alone(column, self._tables[column.name], self.sparse_combiner, inputs)
+            for one in self._separate:
+                one.ask(inputs)
+            for one in self._separate:
+                total = total + one(inputs)
         if not self._dense:
             return total
         parts = [column.dense(inputs).to(total.device) for column in self._dense]

@@ -12,7 +12,7 @@ from plait.errors import DataError
 from plait.feature_column.inputs import Categorical, Ids, Inputs
 from plait.feature_column.tables import Stack, Table
 
-__all__ = ["Bags", "Pool", "bags_of", "look_up_alone"]
+__all__ = ["Bags", "Pool", "Separate", "bags_of"]
 
 
 class Bags(NamedTuple):
@@ -157,23 +157,44 @@ class Pool:
         return found.view(len(given), len(found) // len(given), found.shape[1])
 
 
-def look_up_alone(
-    column: Categorical, table: Table, combiner: str, inputs: Inputs, max_norm: float | None = None
-) -> Tensor:
+class Separate:
     """The combined rows of one column, from a table that may be elsewhere: [batch, width]."""
-    ids, device = inputs.ids(column), table.weight.device
-    if max_norm is None and ids.offsets is None and ids.weights is None and ids.values.shape[1] == 1:
-        values = ids.values.to(device)
-        if len(values) and int(values.min()) >= 0 and int(values.max()) < column.num_buckets:
-            single: Tensor = table(values)
+
+    def __init__(self, column: Categorical, table: Table, combiner: str, max_norm: float | None = None) -> None:
+        self.column, self.table = column, table
+        self.combiner, self.max_norm = combiner, max_norm
+
+    def ask(self, inputs: Inputs) -> None:
+        """If the table is elsewhere, ask for the rows, without waiting for them."""
+        ask = getattr(self.table.forward, "ask", None)
+        if ask is not None:
+            ask(self._wanted(inputs)[0])
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        ids, bags = self._wanted(inputs)
+        if bags is None:
+            single: Tensor = self.table(ids)
             return single
-    bags = bags_of([column], [ids], combiner, device)
-    if max_norm is None:
-        found: Tensor = table(bags.values, bags.offsets, bags.scale)
+        if self.max_norm is None:
+            found: Tensor = self.table(ids, bags.offsets, bags.scale)
+            return found
+        rows: Tensor = self.table(ids)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        rows = rows * (self.max_norm / norms.clamp(min=self.max_norm))
+        rows = rows if bags.scale is None else rows * bags.scale[:, None]
+        owner = torch.repeat_interleave(torch.arange(len(bags.offsets) - 1, device=rows.device), bags.offsets.diff())
+        return rows.new_zeros(len(bags.offsets) - 1, rows.shape[1]).index_add(0, owner, rows)
+
+    def _wanted(self, inputs: Inputs) -> tuple[Tensor, Bags | None]:
+        found: tuple[Tensor, Bags | None] = inputs.once(self, self._find)
         return found
-    rows: Tensor = table(bags.values[:, None])
-    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    rows = rows * (max_norm / norms.clamp(min=max_norm))
-    rows = rows if bags.scale is None else rows * bags.scale[:, None]
-    owner = torch.repeat_interleave(torch.arange(len(bags.offsets) - 1, device=device), bags.offsets.diff())
-    return rows.new_zeros(len(bags.offsets) - 1, rows.shape[1]).index_add(0, owner, rows)
+
+    def _find(self, inputs: Inputs) -> tuple[Tensor, Bags | None]:
+        """The ids as the table takes them; and, unless each example has just one, what is done with their rows."""
+        ids, device = inputs.ids(self.column), self.table.weight.device
+        if self.max_norm is None and ids.offsets is None and ids.weights is None and ids.values.shape[1] == 1:
+            values = ids.values.to(device)
+            if len(values) and int(values.min()) >= 0 and int(values.max()) < self.column.num_buckets:
+                return values, None
+        bags = bags_of([self.column], [ids], self.combiner, device)
+        return bags.values if self.max_norm is None else bags.values[:, None], bags

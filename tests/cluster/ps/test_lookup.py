@@ -25,6 +25,9 @@ class Held:
         self.tables = [weight.detach().clone() for weight in weights]
         self.asked = []
 
+    def ask(self, table, ids, *, create):
+        self.asked.append(("ahead", table, ids.tolist(), create))
+
     def pull(self, table, ids, *, create):
         self.asked.append((table, ids.tolist(), create))
         return self.tables[table][ids]
@@ -53,6 +56,16 @@ IDS = torch.tensor([[1, 5, 1], [0, 7, 5]])
 def weigh(rows):
     """A loss whose gradient is another in every place."""
     return (rows * torch.arange(1.0, 1 + rows.numel()).view(rows.shape)).sum() + rows.square().sum()
+
+
+def test_rows_are_asked_for_ahead_as_they_will_be_looked_up():
+    module, held, _ = both(nn.Embedding(ROWS, DIM, sparse=True))
+    for trains in (True, False):
+        held.asked.clear()
+        with torch.set_grad_enabled(trains):
+            module.forward.ask(IDS)
+            module(IDS)
+        assert held.asked == [("ahead", 0, IDS.flatten().tolist(), trains), (0, IDS.flatten().tolist(), trains)]
 
 
 class TestEmbedding:

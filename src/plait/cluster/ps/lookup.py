@@ -26,6 +26,8 @@ class Tables(Protocol):
 
     gradients: Gradients
 
+    def ask(self, table: int, ids: Tensor, *, create: bool) -> None: ...
+
     def pull(self, table: int, ids: Tensor, *, create: bool) -> Tensor: ...
 
 
@@ -37,10 +39,16 @@ class Lookup:
         self.table = table
         self._tables = tables
 
+    def ask(self, ids: Tensor) -> None:
+        """The same ids will be looked up: who has many tables need not wait for each by itself."""
+        self._tables.ask(self.table, _flat(ids), create=self._trains())
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and self.module.weight.requires_grad
+
     def rows(self, ids: Tensor) -> Tensor:
         """[n, dim] for n ids; they take part in the backward pass if the weight does."""
-        flat = ids.reshape(-1).to(device="cpu", dtype=torch.int64)
-        trains = torch.is_grad_enabled() and self.module.weight.requires_grad
+        flat, trains = _flat(ids), self._trains()
         rows = self._tables.pull(self.table, flat, create=trains).to(self.module.weight.device)
         if not trains:
             return rows
@@ -49,6 +57,10 @@ class Lookup:
         if padding is None:
             return found
         return torch.where((flat == padding)[:, None].to(rows.device), rows, found)  # that row is not trained
+
+
+def _flat(ids: Tensor) -> Tensor:
+    return ids.reshape(-1).to(device="cpu", dtype=torch.int64)
 
 
 class EmbeddingLookup(Lookup):

@@ -47,6 +47,8 @@ UNDER_WAY = 1
 """Pushes that an asynchronous worker does not wait for."""
 AHEAD = 32
 """Tables whose next rows are asked for ahead; a connection takes 64 questions at a time."""
+TOGETHER = 60
+"""With those of the step itself."""
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ class Served(OneParty):
         self._embeddings: dict[str, Embedding] = {}
         self._fields: dict[int, str | int] = {}
         """Which field of a batch has the ids of a table."""
-        self._asked: dict[tuple[int, int, int], Asked] = {}
+        self._asked: dict[tuple[bool, int, int, int], Asked] = {}
         self._under_way: deque[list[Pending]] = deque()
         self._jumped = 0
         self._gathers = 0
@@ -185,9 +187,15 @@ class Served(OneParty):
         ahead = self.mode in ("sync", "async")  # else rows would be older than the worker's own last step
         return AheadSource(own, self._announce) if training and ahead else own
 
+    def ask(self, table: int, ids: Tensor, *, create: bool) -> None:
+        """Let rows that the step will pull be on their way."""
+        key = _key(table, ids, create=create)
+        if key not in self._asked and len(self._asked) < TOGETHER:
+            self._asked[key] = self.held.ask_rows(table, ids, self._moves(), create=create)
+
     def pull(self, table: int, ids: Tensor, *, create: bool) -> Tensor:
         """Rows of a table: those that were asked for ahead, if they still are what the step needs."""
-        asked, version = self._asked.pop(_key(table, ids), None) if create else None, self._moves()
+        asked, version = self._asked.pop(_key(table, ids, create=create), None), self._moves()
         if create:
             self._learn(table, ids)
         if (
@@ -516,9 +524,9 @@ def _options(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[Any]]:
     return [[group.get(name) for name in ("momentum", "betas", "weight_decay", "alpha")] for group in groups]
 
 
-def _key(table: int, ids: Tensor) -> tuple[int, int, int]:
+def _key(table: int, ids: Tensor, *, create: bool = True) -> tuple[bool, int, int, int]:
     """What tells the ids of one batch from those of another, as long as both live."""
-    return table, ids.data_ptr(), ids.numel()
+    return create, table, ids.data_ptr(), ids.numel()
 
 
 def _rates(every: Sequence[torch.optim.Optimizer], moving: Sequence[torch.optim.Optimizer]) -> list[float]:
