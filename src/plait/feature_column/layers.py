@@ -247,12 +247,12 @@ class _Plan:
         self._runs = runs
 
     def joined(self, found: Sequence[Tensor]) -> Tensor:
+        if len(self._runs) == len(found) == 1:
+            return found[0]
         parts = []
         for source, start, stop in self._runs:
             value = found[source]
             parts.append(value if stop - start == value.shape[1] else value[:, start:stop])
-        if len(parts) == 1:
-            return parts[0]
         devices = {part.device for part in parts}
         if len(devices) > 1:  # what was made of strings is not yet where the rest is
             device = next(device for device in devices if device.type != "cpu")

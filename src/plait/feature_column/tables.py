@@ -52,6 +52,7 @@ class Stack:
         self._parameters = [table._parameters for table in tables]  # noqa: SLF001 - ours
         self._names = [table.variable for table in tables]
         self._whole: Tensor | None = None
+        self._near = True
         self._weights: list[Any] = []
         self._starts: list[int] = []
         """At which byte of the whole the rows of each variable begin."""
@@ -75,6 +76,7 @@ class Stack:
             for weight, part in zip(weights, self._whole.split_with_sizes(self.sizes), strict=True):
                 weight.data = part
         self._weights = weights
+        self._near = weights[0].device.type == "cpu"
         self._starts = [*itertools.accumulate((weight.nbytes for weight in weights[:-1]), initial=0)]
 
     def look_up(
@@ -89,7 +91,7 @@ class Stack:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             return _looked_up(joined, ids, offsets, scale, summed)
         rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
-        native = not summed and (rows.numel() <= _LARGE or rows.device.type != "cpu")
+        native = not summed and (rows.numel() <= _LARGE or not self._near)
         if native or not rows.requires_grad or (scale is not None and scale.requires_grad):
             return _looked_up(rows, ids, offsets, scale, summed)
         found: Tensor = _Lookup.apply(rows, ids, offsets, scale, summed)  # type: ignore[no-untyped-call] # torch's
@@ -114,9 +116,9 @@ class Stack:
         On the CPU this is made once: it costs more than the rest of a lookup. On a GPU a node of autograd's graph
         belongs to the stream that it was made on.
         """
-        trained, near = [*map(_trains, weights)], whole.device.type == "cpu"
-        if self._joined is None or self._trained != trained or not near:
-            if near and whole.numel() <= _LARGE:
+        trained = [*map(_trains, weights)]
+        if self._joined is None or self._trained != trained or not self._near:
+            if self._near and whole.numel() <= _LARGE:
                 self._joined = torch.cat(weights)
                 self._joined.data = whole  # which is the same; what torch made has a quicker backward pass than ours
             else:
@@ -130,8 +132,8 @@ def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor 
         return functional.embedding_bag(
             ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
         )
-    flat, eager = ids.view(-1), type(ids) is Tensor and not torch.compiler.is_compiling()
-    if rows.requires_grad or rows.device.type != "cpu" or not eager:
+    flat = ids.view(-1)
+    if rows.requires_grad or rows.device.type != "cpu" or type(ids) is not Tensor or torch.compiler.is_compiling():
         return rows.index_select(0, flat).view(ids.size(0), -1)
     # a bag of one is a copy of its row; torch fetches the rows of bags ahead
     return torch.embedding_bag(rows, flat, _places(flat.numel()), False, 0)[0].view(ids.size(0), -1)
