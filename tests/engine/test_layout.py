@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import plait
 from plait import efl
-from plait.engine.layout import compile_modules, laid_like, lay_channels_last
+from plait.engine.layout import compile_modules, laid_like, lay_back_if_refused, lay_channels_last
 from plait.errors import ConfigError
 
 
@@ -16,6 +17,48 @@ def test_weights_of_convolutions_lie_as_nhwc_with_the_same_values():
     lay_channels_last(net)
     assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), before, strict=True))
+
+
+class Viewing(nn.Module):
+    """The most usual way to flatten, which channels-last maps do not allow."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv, self.out = nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 25, 2)
+
+    def forward(self, x):
+        x = nn.functional.dropout(self.conv(self.norm(x)), 0.5, self.training)
+        return self.out(x.view(x.size(0), -1))
+
+
+def viewing(channels_last, strategy=None):
+    torch.manual_seed(0)
+    model = efl.Model()
+    model.net = Viewing()
+    x = torch.randn(32, 3, 5, 5)
+    model.input_fn(lambda model, mode: plait.data.TensorSource({"x": x, "y": torch.arange(32) % 2}, 8))
+    model.loss_fn(lambda model, sample: nn.functional.cross_entropy(model.net(sample.x), sample.y))
+    model.eval_fn(lambda model, sample: model.net(sample.x))
+    opt = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)  # noqa: E731
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(opt))
+    return model.compile(session_config={"device": "cpu", "channels_last": channels_last}, strategy=strategy)
+
+
+def test_a_view_that_refuses_channels_last_maps_gets_the_weights_back_and_the_same_training(caplog):
+    plain, model = viewing(None), viewing(True)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        viewing(True).fit(efl.procedure_fn.train())
+    lay_back_if_refused(model)
+    for one in (plain, model):
+        torch.manual_seed(5)
+        one.fit(efl.procedure_fn.train())
+    assert "a view() of their maps" in caplog.text
+    assert model.net.conv.weight.is_contiguous()
+    assert not model.net.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    for one in model.optimizers():
+        assert all(state["momentum_buffer"].stride() == v.stride() for v, state in one.state.items())
 
 
 def test_the_outermost_modules_that_compute_are_compiled(monkeypatch):

@@ -14,7 +14,7 @@ from plait.data import Sample, Stream
 from plait.data.stream import close_all
 from plait.engine.calls import UserCall
 from plait.engine.capture import CapturedStep, recording_stream
-from plait.engine.layout import compile_modules, lay_channels_last
+from plait.engine.layout import compile_modules, lay_back_if_refused, lay_channels_last
 from plait.engine.metrics import Latest
 from plait.engine.op import Op
 from plait.engine.private import are_private, check_others, private_task
@@ -62,8 +62,8 @@ def build(model: Model) -> None:
         raise
     model.variables()  # two of one name are noticed here
     names = {variable: name for name, variable in model.trainable_variables().items()}
-    if model.config.channels_last if model.config.channels_last is not None else device.type == "cuda":
-        lay_channels_last(model)
+    asked = model.config.channels_last
+    laid = (device.type == "cuda" if asked is None else asked) and lay_channels_last(model)
     model.strategy.transform(model)
     for task in model.loss_fns:
         reached = {names[variable] for variable in built[task].reached if variable in names}
@@ -71,6 +71,8 @@ def build(model: Model) -> None:
     check_others(model, {task: built[task].reached for task in model.loss_fns})
     if _compiles(model):
         compile_modules(model)
+    if laid and asked is None:
+        lay_back_if_refused(model)
     model.compiled = True
     _check_scopes(model)
     model.strategy.prepare(model)

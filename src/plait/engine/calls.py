@@ -153,6 +153,12 @@ class UserCall:
             local.frame, current.frame = frame, variables
         return result
 
+    def begin_again(self) -> None:
+        """Inside a call: forget what it has made, since the function is called once more."""
+        self._cursor = 0
+        if self._fresh is not None:
+            self._fresh = []
+
     def build(self, sample: Any) -> Any:
         """The first call, in which things are made."""
         self.building = True
