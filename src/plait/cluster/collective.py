@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
 import math
 import os
 import statistics
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from plait.engine.model import Model
 
 __all__ = ["MOST_LOCAL_STEPS", "Collective"]
+
+log = logging.getLogger("plait")
 
 MOST_LOCAL_STEPS = 16
 """Adaptive local SGD takes the mean at least so often."""
@@ -88,12 +91,23 @@ class Collective(OneParty):
     def _join(self, role: Role, store: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.set_device(role.local_index % torch.cuda.device_count())
-        self._group = self._process_group(role, store)
+        self._group = self._process_group(role, store, nccl=self._has_a_gpu_of_its_own())
         if all(self._mesh.gather("one host?", self._mesh.on_one_host and self._may_share)):
             self._shared = SharedMemory(self._mesh)
         overlap = self.gradient_merge == 1  # otherwise, most backward passes are followed by no mean
         self._buckets = Buckets(self._mesh, self._group, compression=self._settings.compression, overlap=overlap)
         _choose_scheduling(self._mesh, self._probe, self._scheduling)
+
+    def _has_a_gpu_of_its_own(self) -> bool:
+        """Whether every worker has: NCCL refuses two of them on one GPU, where gloo copies through the host."""
+        own = None
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        all_of_them = self._mesh.gather("GPUs", own)
+        shared = None not in all_of_them and len(set(all_of_them)) < len(all_of_them)
+        if shared and self.worker_id == 0:
+            log.warning("workers share a GPU: their gradients go through the host's memory; give each one of its own")
+        return None not in all_of_them and not shared
 
     def _probe(self) -> None:
         """One small message, in the way that gradients wait for each other."""
@@ -102,7 +116,7 @@ class Collective(OneParty):
         else:
             self._mesh.exchange("probe")
 
-    def _process_group(self, role: Role, store: Any) -> Any:
+    def _process_group(self, role: Role, store: Any, *, nccl: bool) -> Any:
         if dist.is_initialized():
             if (dist.get_rank(), dist.get_world_size()) != (role.index, role.workers):
                 raise ConfigError(
@@ -110,7 +124,6 @@ class Collective(OneParty):
                     f" worker {role.index} of {role.workers} ({role.source}): leave init_process_group to plait"
                 )
             return dist.group.WORLD
-        nccl = torch.cuda.is_available() and dist.is_nccl_available()
         hook = sys.excepthook
         try:
             dist.init_process_group(
@@ -355,8 +368,8 @@ class Collective(OneParty):
             like = parameters[place]
             found = [one[str(place)] for one in told if one[str(place)] is not None]
             if found:
-                indices = torch.cat([one["indices"] for one in found], dim=1).to(like.device)
-                values = torch.cat([one["values"] for one in found]).to(like.device)
+                indices = torch.cat([one["indices"].to(like.device) for one in found], dim=1)
+                values = torch.cat([one["values"].to(like.device) for one in found])
                 total = torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=True)
                 like.grad = total.coalesce() / self.worker_num
 

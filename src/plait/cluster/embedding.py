@@ -32,6 +32,7 @@ class Gradients:
             if tables is not None and table not in tables:
                 continue
             ids, rows = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            rows = rows.cpu()  # as the tables are
             taken[table] = (ids, rows * scale if scale != 1 else rows)
         return taken
 

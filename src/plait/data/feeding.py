@@ -130,7 +130,9 @@ def _pinned(value: Any) -> Any:
 def _keep_for(value: Any, stream: torch.cuda.Stream) -> None:
     """Its memory is not given to the next copy before `stream` is done with it."""
     if isinstance(value, torch.Tensor):
-        if value.is_cuda:
+        if value.is_sparse:
+            _keep_for((value._indices(), value._values()), stream)  # noqa: SLF001 - torch's
+        elif value.is_cuda:
             value.record_stream(stream)
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:

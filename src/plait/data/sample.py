@@ -249,8 +249,9 @@ def _checked(columns: ColumnGroups | None) -> ColumnGroups | None:
 
 
 def _joined(group: str, columns: list[torch.Tensor]) -> torch.Tensor:
+    home = next((column.device for column in columns if column.device.type != "cpu"), None)
     try:
-        return torch.cat(columns, dim=1)
+        return torch.cat(columns if home is None else [column.to(home) for column in columns], dim=1)
     except RuntimeError as error:
         shapes = ", ".join(str(list(column.shape)) for column in columns)
         raise DataError(
@@ -263,8 +264,12 @@ def _moved(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
         return value.to(device, non_blocking=non_blocking)
     if isinstance(value, dict):
         return {key: _moved(item, device, non_blocking) for key, item in value.items()}
+    if callable(getattr(value, "to", None)):  # a packed sequence, a graph: they know what of them moves
+        return value.to(device)
     if type(value) in (list, tuple):
         return type(value)(_moved(item, device, non_blocking) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(item, device, non_blocking) for item in value))
     return value
 
 

@@ -84,7 +84,7 @@ class Stream:
             self.close()  # it is ahead of the place, or a generator that raised and would seem to be at its end
             raise
         if not self._plain:
-            sample = self._shaped(sample)
+            sample = self.shaped(sample)
         if timer is not None:
             timer.end()
         self.waited += perf_counter() - begun
@@ -107,6 +107,11 @@ class Stream:
         iterator, self._iterator = self._iterator, None
         if isinstance(iterator, Generator):
             iterator.close()
+
+    def rest(self) -> None:
+        """Nothing reads for now: end the thread that is ahead of the steps, if there is one."""
+        if self._device is not None and self.source.seekable:
+            self.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, "fingerprint": _facts(self.source)}
@@ -132,19 +137,26 @@ class Stream:
     def _batches(self) -> Iterator[Any]:
         """The batches from this place on; a GPU gets them ahead, where being ahead changes nothing."""
         device = self._device
-        if device is None or device.type != "cuda" or not self.source.seekable:
+        in_step = not self.source.seekable or getattr(self.source, "in_step", False)
+        if device is None or device.type != "cuda" or in_step:
             return self.source.batches(self.epoch, self.position)
         self._plain = not self._columns
         if isinstance(self.source, TensorSource):
             return self.source.batches_on(device, self.epoch, self.position)
         return ahead(self.source.batches(self.epoch, self.position), device)
 
-    def _shaped(self, sample: Sample) -> Sample:
+    def shaped(self, sample: Sample) -> Sample:
+        """A batch of the source as functions get it: on the device, with groups of columns."""
         try:
             if self._device is not None and not placed(sample, self._device):
                 # Only copies to an accelerator are ordered before what uses them.
                 sample = sample.to(self._device, non_blocking=self._device.type == "cuda")
-            return sample.grouped(self._columns) if self._columns else sample
+            if not self._columns:
+                return sample
+            grouped = sample.grouped(self._columns)
+            return (
+                grouped if self._device is None else grouped.to(self._device)
+            )  # of text, they are in the host's memory
         except BaseException:
             self.close()  # it is ahead of the place
             raise

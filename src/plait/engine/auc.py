@@ -11,12 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["binned_auc", "exact_auc", "grouped_auc"]
+__all__ = ["binned_auc", "exact_auc", "grouped_auc", "running_sums"]
 
 
 def binned_auc(negatives: Tensor, positives: Tensor) -> Tensor:
     """The area of two histograms over the same bins of scores; rows of one bin count as ties."""
-    below = negatives.cumsum(0) - negatives / 2
+    below = running_sums(negatives) - negatives / 2
     return (positives * below).sum() / (positives.sum() * negatives.sum())
 
 
@@ -52,6 +52,13 @@ def grouped_auc(scores: Tensor, positive: Tensor, groups: Tensor) -> Tensor:
     return _nan_if_any_nan(area, scores)
 
 
+def running_sums(values: Tensor) -> Tensor:
+    """Of all up to each; where only what is the same in every run is allowed, CUDA has none for floats."""
+    if values.is_cuda and values.is_floating_point() and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(0).to(values.device)
+    return values.cumsum(0)
+
+
 def _changes(values: Tensor) -> Tensor:
     """Where a sorted column differs from the row before; the first row does."""
     changed = torch.ones_like(values, dtype=torch.bool)
@@ -67,7 +74,7 @@ def _segments(starts: Tensor) -> tuple[Tensor, Tensor]:
 
 def _prefix(values: Tensor) -> Tensor:
     """Sums of all rows before each index, 0 to n; those of bools are whole numbers."""
-    sums = values.cumsum(0)
+    sums = running_sums(values)
     return torch.cat([sums.new_zeros(1), sums])
 
 

@@ -49,10 +49,12 @@ def build(model: Model) -> None:
         raise TaskError("the model has no task: give it an input_fn and a loss_fn before compile()")
     model.config.apply()
     device = model.config.resolved_device()
-    model.to(device)
-    model._store.device = device  # noqa: SLF001 - the build is the model's own
+    model.strategy.begin(model)  # which may choose among the GPUs
+    if device.type == "cuda":
+        # its random states are among those that the build leaves as they were
+        torch.cuda.init()  # type: ignore[no-untyped-call] # torch leaves it unannotated
+    model._store.move(device)  # noqa: SLF001 - the build is the model's own
     model.scaler = _scaler(model, device)
-    model.strategy.begin(model)
     try:
         with _untouched(model):
             built = {task: _build_task(model, task) for task in model.tasks()}
@@ -204,9 +206,18 @@ def _first_pass(model: Model) -> AbstractContextManager[None]:
 def _with_rows(first: Sample, stream: Stream) -> Sample:
     """The first batch; where batches are drawn and it has no rows, the next that has: variables are made of it."""
     if first.batch_size == 0:
-        found = (Sample.of(batch) for batch in stream.source.batches(stream.epoch, stream.position))
+        batches = stream.source.batches(stream.epoch, stream.position)
+        found = (stream.shaped(Sample.of(batch)) for batch in batches)
         first = next((sample for sample in found if sample.batch_size), first)
     return first
+
+
+def _follow(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that had tensors before its variables moved to a GPU has them there."""
+    for variable, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device != variable.device and value.shape == variable.shape:
+                state[name] = value.to(variable.device)
 
 
 def _check_loss(loss: Any, scope: TaskScope) -> None:
@@ -234,6 +245,8 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
             "{optimizer: (vars, scope)}"
         )
     assignment = {make_optimizer(opt, pair[0]): (list(pair[0]), pair[1]) for opt, pair in given.items()}
+    for optimizer in assignment:
+        _follow(optimizer)
     moved = {variable for opt in assignment for group in opt.param_groups for variable in group["params"]}
     named = model.trainable_variables()
     left = [name for name, variable in named.items() if name in reached and variable not in moved]

@@ -241,7 +241,7 @@ def _means(collected: list[tuple[int, dict[str, torch.Tensor]]]) -> dict[str, fl
         return {}
     rows = torch.tensor([float(count) for count, _ in collected], dtype=torch.float64)
     names = collected[0][1]
-    columns = {name: torch.stack([numbers[name] for _, numbers in collected]).double().cpu() for name in names}
+    columns = {name: torch.stack([numbers[name].double().cpu() for _, numbers in collected]) for name in names}
     return {name: float((column * rows).sum() / rows.sum()) for name, column in columns.items()}
 
 

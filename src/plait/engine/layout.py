@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from plait.engine.calls import UserCall
     from plait.engine.model import Model
 
-__all__ = ["compile_modules", "laid_like", "lay_back_if_refused", "lay_channels_last"]
+__all__ = ["compile_modules", "laid_like", "lay_back_if_refused", "lay_channels_last", "lay_states"]
 
 _REFUSALS = ("view size is not compatible", "Cannot view a tensor")
 """What torch, and its compiler, say of a `view` that channels-last maps do not allow."""
@@ -83,10 +83,15 @@ def _lay_back(model: Model) -> None:
             variable.data = variable.data.contiguous()
             variable.grad = None if variable.grad is None else variable.grad.contiguous()
     for optimizer in model.optimizers():
-        for moved, state in optimizer.state.items():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    state[name] = laid_like(moved, value)
+        lay_states(optimizer)
+
+
+def lay_states(optimizer: torch.optim.Optimizer) -> None:
+    """Files have an optimizer's tensors in order, whatever the variable's memory is like."""
+    for variable, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = laid_like(variable, value)
 
 
 def laid_like(variable: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from plait.data import Sample
 from plait.engine.calls import UserCall
 from plait.engine.functions import ProcedureFn
+from plait.engine.layout import lay_states
 from plait.engine.op import Op, as_op
 from plait.engine.settings import check_count
 from plait.engine.stage import LoopStage, eval_loop, train_loop
@@ -384,6 +385,7 @@ def _forgotten(model: Model, scope: TaskScope) -> Iterator[None]:
         clear_step(optimizers)()
         for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(state)
+            lay_states(optimizer)
         for metric, then in metrics:
             metric.load_state_dict(then)
 

@@ -211,6 +211,8 @@ class Session:
         for cursor in self._cursors.values():
             cursor.close()
         for plan in self._plans.values():
+            for stream in plan.streams:
+                stream.rest()
             for now in plan.modes:
                 now.leave()
 

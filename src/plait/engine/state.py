@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from plait.engine.layout import laid_like
+from plait.engine.layout import laid_like, lay_states
 from plait.engine.sampling import kept_seed, take_seed
 from plait.engine.task import TaskScope
 from plait.errors import CheckpointError, MismatchError
@@ -241,10 +241,7 @@ def _load_optimizer(model: Model, optimizer: torch.optim.Optimizer, saved: Mappi
         group.update({key: _like(group.get(key), value) for key, value in values.items()})
     state = {numbers[name]: dict(values) for name, values in saved["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for variable, values in optimizer.state.items():  # files have them in order, whatever the variable's memory is like
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                values[name] = laid_like(variable, value)
+    lay_states(optimizer)
 
 
 def _warn_of_changes(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

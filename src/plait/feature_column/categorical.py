@@ -337,7 +337,7 @@ class WeightedColumn(CategoricalColumn):
             raise DataError(f"feature {self.weight_feature_key!r} is strings, and has to be weights of {self.name!r}")
         alike = (offsets is None) == (found.offsets is None)
         if alike and found.offsets is not None and offsets is not None:
-            alike = torch.equal(found.offsets, offsets)
+            alike = torch.equal(found.offsets, offsets.to(found.offsets.device))
         weights = weights.flatten(1) if offsets is None else weights
         if not alike or weights.shape != found.values.shape:
             raise DataError(

@@ -139,7 +139,7 @@ def _array(key: str, value: Any) -> np.ndarray[Any, Any]:
         first = first[0]
     try:
         if isinstance(first, Tensor):
-            return torch.stack(list(value)).numpy()
+            return torch.stack(list(value)).cpu().numpy()
         made = np.array(value, dtype=object if isinstance(first, (str, bytes)) else None)
         # NumPy would write numbers as text where text stands beside them
         return np.array(value, dtype=object) if made.dtype.kind in "SU" else made
@@ -179,7 +179,7 @@ def _ragged(key: str, values: Any, offsets: Any) -> Ragged:
             f"feature {key!r}: offsets go from {int(places[0])} to {int(places[-1])} over {count} values; they begin "
             "with 0, never fall, and end with the number of values: one more than there are examples"
         )
-    return Ragged(flat, places)
+    return Ragged(flat, places.to(flat.device) if isinstance(flat, Tensor) else places)
 
 
 def _numbers(values: Any) -> bool:

@@ -226,7 +226,7 @@ class DenseFeatures(Embedding):
         found = [source(inputs) for source in self._parts.sources]
         if cols_to_output_tensors is not None:
             for column, (source, start, stop) in zip(self.columns, self._parts.layout, strict=True):
-                cols_to_output_tensors[column] = found[source][:, start:stop]
+                cols_to_output_tensors[column] = found[source][:, start:stop].to(self.home())
         joined = self._parts.joined(found)
         return joined if self._tables else joined.to(self.home())  # of strings alone, it is in the host's memory
 

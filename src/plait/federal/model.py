@@ -146,7 +146,8 @@ class FederalModel(Model):
         """Run a procedure to its end, together with the other party, which runs the same one."""
         if not self.compiled:
             self.compile()
-        with self._telling():
+        # On a GPU, autograd has one thread for all backward passes of a process, and one party's waits for the other's.
+        with self._telling(), torch.autograd.set_multithreading_enabled(False):
             file = read_config(settings.get("config")).get("checkpoint", default={})
             saving = {**settings, **{"checkpoint_dir" if key == "dir" else key: file[key] for key in file}}
             facts: dict[str, Any] = {

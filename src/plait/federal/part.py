@@ -53,6 +53,7 @@ class Part:
         task: str | None = None,
     ) -> None:
         self.model = model
+        inputs = {name: value.to(model._store.device) for name, value in inputs.items()}  # noqa: SLF001 - its own part
         self._predict_fn, self._scope = predict_fn, TaskScope(MODE.EVAL, task)
         self._own, rows = list(inputs), _rows(inputs)
         self._received: dict[str, str] = {}
@@ -82,8 +83,9 @@ class Part:
             )
 
     def __call__(self, **given: Tensor) -> Any:
+        device = self.model._store.device  # noqa: SLF001 - its own part
         with torch.no_grad(), self._evaluating():
-            return self.call(given)
+            return self.call({name: value.to(device) for name, value in given.items()})
 
     def _user_call(self, function: Callable[[Any], Any]) -> UserCall:
         return UserCall(function, self._scope, self.model._store, self.model._now)  # noqa: SLF001 - its own part

@@ -114,7 +114,8 @@ def fixed_unigram_candidate_sampler(
 
 def _drawn(true_classes: Tensor, num_sampled: int, unique: bool, weights: Tensor, seed: Seed) -> Candidates:
     """A point on the line of all weights laid end to end is in the piece of one class."""
-    generator, ends = generator_of(seed), weights.cumsum(0)
+    ends = weights.cpu().cumsum(0).to(weights.device)  # CUDA's need not be the same each time
+    generator = generator_of(seed)
     total, last = ends[-1], int(weights.nonzero()[-1])
 
     def draw(count: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plait.engine.auc import running_sums
 from plait.engine.metrics import BinnedAuc, Mean, Measurement
 
 __all__ = ["accuracy_baseline", "auc_precision_recall"]
@@ -44,7 +45,7 @@ class _PrecisionRecall(BinnedAuc):
 
 def _above(bins: Tensor) -> Tensor:
     """How many are above each threshold, from the lowest on; above the last there are none."""
-    return torch.cat([bins.flip(0).cumsum(0).flip(0), bins.new_zeros(1)])
+    return torch.cat([running_sums(bins.flip(0)).flip(0), bins.new_zeros(1)])
 
 
 def _divided(above: Tensor, below: Tensor) -> Tensor:

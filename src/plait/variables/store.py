@@ -57,6 +57,12 @@ class _Scope(nn.Module):
         object.__setattr__(self, name, value)  # nn.Module's would refuse `training = False` where a child is called so
 
 
+def in_first_call() -> bool:
+    """Whether a model's function is being called for the first time, in which variables are made."""
+    store = current.frame.store
+    return store is not None and store._building  # noqa: SLF001 - its own module
+
+
 def variable_name(path: str) -> str:
     """The name of a variable from its path in the module: `_scoped.tower.fc1.weight` is `tower/fc1/weight`."""
     return path.removeprefix(ROOT + ".").replace(".", "/")
@@ -93,6 +99,16 @@ class VariableStore:
             yield
         finally:
             self._building = False
+
+    def move(self, device: torch.device) -> None:
+        """Bring the module to a device, and whole-number variables, which torch replaces there, as they are then."""
+        places = {id(one): (at, key) for at in self.root.modules() for key, one in at._buffers.items()}  # noqa: SLF001
+        self.module.to(device)
+        self.device = device
+        for name, made in self._made.items():
+            if id(made) in places:
+                at, key = places[id(made)]
+                self._made[name] = at._buffers[key]  # type: ignore[assignment] # noqa: SLF001 - it was there
 
     @contextmanager
     def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:

@@ -38,17 +38,22 @@ class Lookup:
         self.module = module
         self.table = table
         self._tables = tables
+        self._asked: tuple[Tensor, Tensor] | None = None
+        """Ids that were asked for, as they were given and as they were sent."""
 
     def ask(self, ids: Tensor) -> None:
         """The same ids will be looked up: who has many tables need not wait for each by itself."""
-        self._tables.ask(self.table, _flat(ids), create=self._trains())
+        self._asked = ids, _flat(ids)
+        self._tables.ask(self.table, self._asked[1], create=self._trains())
 
     def _trains(self) -> bool:
         return torch.is_grad_enabled() and self.module.weight.requires_grad
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, dim] for n ids; they take part in the backward pass if the weight does."""
-        flat, trains = _flat(ids), self._trains()
+        asked, self._asked = self._asked, None
+        flat = _flat(ids) if asked is None or asked[0] is not ids else asked[1]
+        trains = self._trains()
         rows = self._tables.pull(self.table, flat, create=trains).to(self.module.weight.device)
         if not trains:
             return rows
@@ -134,6 +139,8 @@ class AheadSource:
         self.num_epochs = source.num_epochs
         self.batch_size = source.batch_size
         self.seekable = source.seekable
+        self.in_step = True
+        """It is not read by a thread ahead of the steps: who is told asks servers, as the steps do."""
         self._announce = announce
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:

@@ -107,6 +107,8 @@ class Served(OneParty):
                 "gradient_clip with parameter servers: gradients of all workers and of all servers never meet in one "
                 "place; leave it out, or train without servers"
             )
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self.role.local_index % torch.cuda.device_count())
         before_build(model, self.settings)
         self._model = model
         self._joined = Membership(self.role, self.mode, self.settings.timeout)
