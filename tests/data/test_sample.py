@@ -180,3 +180,34 @@ def test_of_costs_one_call():
     Sample.of(raw)
     sys.setprofile(None)
     assert calls == ["of"]
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Graph:
+    """An object that knows how it moves, as those of other packages do."""
+
+    def __init__(self, device="cpu"):
+        self.device = device
+
+    def to(self, device):
+        return Graph(str(device))
+
+
+def test_to_moves_named_tuples_packed_sequences_and_what_knows_how():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
+    sample = Sample.of({"pair": Pair(X, Y), "packed": packed, "graph": Graph(), "n": 7}).to("meta")
+    assert isinstance(sample.pair, Pair)
+    assert sample.pair.left.device.type == sample.pair.right.device.type == "meta"
+    assert sample.packed.data.device.type == "meta"
+    assert sample.packed.batch_sizes.device.type == "cpu"  # which torch wants there
+    assert sample.graph.device == "meta"
+
+
+def test_columns_of_a_group_that_are_on_two_devices_are_brought_together():
+    sample = Sample.of({"text": X, "number": Y.to("meta")}).grouped({"wide": ["text", "number"]})
+    assert sample.wide.device.type == "meta"
+    assert list(sample.wide.shape) == [3, 3]

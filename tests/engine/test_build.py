@@ -15,6 +15,7 @@ import plait
 from plait import efl
 from plait.data.parts import PartSource
 from plait.efl import MODE
+from plait.engine import build as build_module
 from plait.engine.build import current_model
 from plait.engine.strategy import Local
 from plait.errors import FunctionError, TaskError
@@ -313,3 +314,32 @@ class TestStrategy:
         model, strategy = self.compiled(plait.data.TensorSource({"x": X}, 1))
         assert [one for one in strategy.seen if one[0] == "part"] == [("part", True), ("part", False)]
         assert torch.equal(model.streams[efl.TaskScope(MODE.TRAIN)].read().x, X[1:2])
+
+
+class EmptyFirst(plait.data.TensorSource):
+    """Batches that are drawn may have no rows."""
+
+    def batches(self, epoch, start):
+        yield {"x": torch.zeros(0, 2)}
+        yield from super().batches(epoch, start)
+
+
+def test_where_the_first_batch_is_empty_the_next_has_its_groups_of_columns():
+    model = efl.Model()
+    data = plait.data.Sample(
+        EmptyFirst({"x": torch.ones(8, 2)}, 4), columns={"wide": ["x", lambda fields: fields["x"]]}
+    )
+    model.input_fn(lambda model, mode: data)
+    model.loss_fn(lambda model, sample: plait.layer("fc", torch.nn.Linear, 4, 1)(sample.wide).mean())
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(functools.partial(torch.optim.SGD, lr=0.1)))
+    model.compile(session_config={"device": "cpu"})
+    assert "fc/weight" in model.variables()
+
+
+def test_an_optimizers_tensors_follow_its_variables():
+    variable = torch.nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.Adagrad([variable], lr=0.1)
+    optimizer.state[variable].update(sum=torch.zeros(2), step=torch.tensor(0.0))  # as if it had been made on the CPU
+    build_module._follow(optimizer)
+    assert optimizer.state[variable]["sum"].device.type == "meta"
+    assert optimizer.state[variable]["step"].device.type == "cpu"

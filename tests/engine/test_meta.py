@@ -609,3 +609,15 @@ def test_reptile_leaves_what_no_loss_reaches_as_it_is_to_the_bit():
     model.compile()
     model.fit(reptile(30, inner_iters=2, inner_batch=4))
     assert model.idle.equal(before)
+
+
+def test_an_evaluation_leaves_the_optimizers_tensors_in_memory_as_the_variables():
+    def pictures():
+        return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, WAYS))
+
+    model = make(inner_adam(1e-2), pictures, compiled=False)
+    model.compile(session_config={"device": "cpu", "channels_last": True})
+    model.fit(lambda model: (reptile(2, **INNER)(model), reptile_eval(2, **INNER)(model))[0])
+    for optimizer in model.optimizers():
+        for variable, state in optimizer.state.items():
+            assert state["exp_avg"].stride() == variable.stride()

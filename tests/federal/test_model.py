@@ -408,13 +408,17 @@ def test_a_model_of_modules_of_its_own():
 
         return run
 
+    threads = set()
+
     def lead(model, sample):
+        threads.add(model.compiled and torch._C._is_multithreading_enabled())
         return (model.net(sample.x) * model.recv("hidden", require_grad=True)).mean()
 
     def follow(model, sample):
         return model.send("hidden", model.net(sample.x), require_grad=True)
 
     parts = both(build(LEFT, lead), build(RIGHT, follow))
+    assert threads == {False}  # of a GPU there is one, in which one party would wait for the other's
     assert [list(part.variables) for part in parts] == [["net/weight", "net/bias"]] * 2
 
 

@@ -149,3 +149,15 @@ def test_other_tensors_in_the_place_of_variables_for_a_while():
         assert store.get("w", "variable", LINEAR, None) is other
         assert store.get("fc", "layer", LINEAR, None) is layer
     assert store.get("w", "variable", LINEAR, None) is own
+
+
+def test_a_whole_number_variable_is_the_one_that_was_moved():
+    model = efl.Model()
+    with model.scope():
+        plait.get_variable("seen", [2], dtype=torch.int64, trainable=False)
+        plait.get_variable("w", [2])
+    model._store.move(torch.device("meta"))
+    with model.scope():
+        seen, weight = plait.get_variable("seen", [2], dtype=torch.int64, trainable=False), plait.get_variable("w", [2])
+    assert seen.device.type == weight.device.type == "meta"
+    assert any(seen is buffer for buffer in model.buffers())

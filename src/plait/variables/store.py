@@ -101,14 +101,15 @@ class VariableStore:
             self._building = False
 
     def move(self, device: torch.device) -> None:
-        """Bring the module to a device, and whole-number variables, which torch replaces there, as they are then."""
-        places = {id(one): (at, key) for at in self.root.modules() for key, one in at._buffers.items()}  # noqa: SLF001
+        """Bring the module to a device. Whole-number variables are replaced by torch: the new ones are then handed out."""
+        tables = [table for module in self.root.modules() for table in (module._parameters, module._buffers)]  # noqa: SLF001
+        places = {id(value): (table, key) for table in tables for key, value in table.items()}
         self.module.to(device)
         self.device = device
         for name, made in self._made.items():
             if id(made) in places:
-                at, key = places[id(made)]
-                self._made[name] = at._buffers[key]  # type: ignore[assignment] # noqa: SLF001 - it was there
+                table, key = places[id(made)]
+                self._made[name] = table[key]  # type: ignore[assignment] # mypy joins both kinds of tables
 
     @contextmanager
     def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:

@@ -68,6 +68,20 @@ def test_rows_are_asked_for_ahead_as_they_will_be_looked_up():
         assert held.asked == [("ahead", 0, IDS.flatten().tolist(), trains), (0, IDS.flatten().tolist(), trains)]
 
 
+def test_ids_that_have_to_be_copied_are_copied_once(monkeypatch):
+    module, held, _ = both(nn.Embedding(ROWS, DIM, sparse=True))
+    places = []
+    monkeypatch.setattr(held, "ask", lambda table, ids, *, create: places.append(ids.data_ptr()))
+    pull = held.pull
+    monkeypatch.setattr(
+        held, "pull", lambda table, ids, *, create: (places.append(ids.data_ptr()), pull(table, ids, create=create))[1]
+    )
+    small = IDS.int()
+    module.forward.ask(small)
+    module(small)
+    assert places[0] == places[1]
+
+
 class TestEmbedding:
     @pytest.mark.parametrize("ids", [IDS, IDS[0], torch.tensor(3), IDS[:, :0], IDS.int(), IDS[:, ::2]])
     def test_rows_and_gradients(self, ids):
