@@ -169,13 +169,14 @@ class _Copies:
             return tensors
         turn = self._turn = 1 - self._turn
         if self._done[turn] is None:
-            self._sets[turn] = [torch.empty_like(tensor, pin_memory=not tensor.is_cuda) for tensor in tensors]
+            self._sets[turn] = [t if t.is_cuda else torch.empty_like(t, pin_memory=True) for t in tensors]
             self._done[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it unannotated
         else:
             self._done[turn].synchronize()  # the copy before the last one, which is long done
-        pinned = [whole[: len(tensor)] for whole, tensor in zip(self._sets[turn], tensors, strict=True)]
-        for target, tensor in zip(pinned, tensors, strict=True):
-            target.copy_(tensor)
+        pinned = []
+        for whole, tensor in zip(self._sets[turn], tensors, strict=True):
+            # what is on the card is nobody's buffer: steps may still use it when this one's turn comes again
+            pinned.append(tensor if tensor.is_cuda else whole[: len(tensor)].copy_(tensor))
         there = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
         self._done[turn].record(torch.cuda.current_stream(self._device))
         return there

@@ -166,12 +166,17 @@ class Session:
             plan = self._plans.get(fetches) if isinstance(fetches, Op) else None
             return self._execute(plan or self.plan(fetches), None)
         feeds = {feed_key(key): value for key, value in feed_dict.items()}
-        values = {op: op.convert(v) if isinstance(op, Placeholder) else v for op, v in feeds.items()}
+        values = {op: self._placed(op.convert(v)) if isinstance(op, Placeholder) else v for op, v in feeds.items()}
         previous = feeds_of_this_run(values)
         try:
             return self._execute(self.plan(fetches, frozenset(values)), values)
         finally:
             feeds_of_this_run(previous)
+
+    def _placed(self, value: torch.Tensor) -> torch.Tensor:
+        """What is fed, where the model is."""
+        store = getattr(self.model, "_store", None)
+        return value if store is None else value.to(store.device)
 
     def _execute(self, plan: Plan, feeds: Mapping[Op, Any] | None) -> Any:
         """Run a plan: set the mode, call the Ops in order, then count the batches as consumed."""

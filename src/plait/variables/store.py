@@ -101,7 +101,7 @@ class VariableStore:
             self._building = False
 
     def move(self, device: torch.device) -> None:
-        """Bring the module to a device. Whole-number variables are replaced by torch: the new ones are then handed out."""
+        """Bring the module to a device. Torch replaces variables of whole numbers: the new ones are handed out then."""
         tables = [table for module in self.root.modules() for table in (module._parameters, module._buffers)]  # noqa: SLF001
         places = {id(value): (table, key) for table in tables for key, value in table.items()}
         self.module.to(device)
