@@ -61,6 +61,28 @@ def test_a_view_that_refuses_channels_last_maps_gets_the_weights_back_and_the_sa
         assert all(state["momentum_buffer"].stride() == v.stride() for v, state in one.state.items())
 
 
+def test_a_call_that_is_repeated_collects_once():
+    model = efl.Model()
+    model.net = nn.Linear(2, 1)
+    model.input_fn(lambda model, mode: plait.data.TensorSource({"x": torch.ones(32, 2)}, 8))
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(lambda params: torch.optim.SGD(params, lr=0.1)))
+    seen = []
+
+    def loss(model, sample):
+        plait.add_to_collection("losses", sample.x.sum())
+        seen.append(len(plait.get_collection("losses")))
+        if len(seen) == 2:
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
+        return model.net(sample.x).mean()
+
+    model.loss_fn(loss)
+    model.compile(session_config={"device": "cpu"})
+    lay_back_if_refused(model)
+    model.fit(efl.procedure_fn.train())
+    assert seen == [1] * len(seen)
+    assert len(seen) == 6  # the build, the first step twice, three more
+
+
 def test_the_outermost_modules_that_compute_are_compiled(monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))  # noqa: PLW0108 - a method

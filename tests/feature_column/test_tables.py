@@ -106,6 +106,64 @@ def test_gradients_can_be_asked_for_of_one_table_and_hooks_see_them(summed):
     assert seen == [[4.0, 0.0, 0.0, 0.0, 2.0]]
 
 
+def test_numbers_that_are_kept_are_on_the_cpu_whatever_the_default_device_is():
+    stack = Stack(tables(4, 5))
+    ids = torch.tensor([[1, 6, 2, 3, 5, 0, 0]])  # a count that no other test has
+    with torch.no_grad():
+        with torch.device("meta"):
+            stack.look_up(ids, summed=False)
+        with torch.inference_mode():
+            stack.look_up(ids, summed=False)
+        found = stack.look_up(ids, summed=False)
+    assert torch.equal(found, functional.embedding(ids, torch.cat([t.weight for t in stack.tables])).flatten(1))
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_inside_torch_func_nothing_is_kept(cold):
+    made = tables(4, 5)
+    stack = Stack(made)
+    ids = torch.tensor([[1, 6]])
+    if not cold:
+        stack.look_up(ids, summed=False)
+    for table in made:
+        table.double()
+    stack.pack()
+    summed = lambda scale: (stack.look_up(ids, summed=False) * scale).sum()  # noqa: E731
+    slope = torch.func.grad(summed)(torch.tensor(2.0, dtype=torch.float64))
+    assert slope == stack.look_up(ids, summed=False).sum()
+    with torch.no_grad():
+        for table in made:
+            table.weight.fill_(7.0)
+    assert stack.look_up(ids, summed=False).tolist() == [[7.0] * 6]
+    values = {"table.rows": made[1].weight.detach()}
+    looking = _Looking(made[1], stack, summed=False)
+    call = lambda given: torch.func.functional_call(looking, given, (torch.tensor([[4]]),)).sum()  # noqa: E731
+    assert torch.func.jvp(call, (values,), (values,))[1] == 21.0
+
+
+def test_gradients_of_weights_are_of_the_rows_that_were_looked_up():
+    made = tables(4, 5)
+    scale = SCALE.clone().requires_grad_()
+    found = Stack(made).look_up(IDS, OFFSETS, scale).sum()
+    expected = torch.cat([table.weight.detach().clone() for table in made])[IDS].sum(1)
+    with torch.no_grad():
+        for table in made:
+            table.weight.mul_(10)
+    found.backward()
+    torch.testing.assert_close(scale.grad, expected)
+
+
+def test_where_rows_were_is_known_to_the_stack_itself_alone():
+    stack = Stack(tables(4, 5))
+    stack.look_up(IDS[:, None])
+    assert stack._places
+    assert copy.deepcopy(stack)._places == []
+    for table in stack.tables:
+        table.double()
+    stack.pack()
+    assert stack._places == []
+
+
 def test_two_lookups_that_are_open_at_once_have_gradients_of_their_own():
     made = tables(4, 5)
     stack = Stack(made)
@@ -135,12 +193,12 @@ def test_variables_that_were_replaced_are_looked_up_where_they_are(how):
 
 
 class _Looking(nn.Module):
-    def __init__(self, table, stack):
+    def __init__(self, table, stack, summed=True):
         super().__init__()
-        self.table, self.stack = table, stack
+        self.table, self.stack, self.summed = table, stack, summed
 
     def forward(self, ids):
-        return self.stack.look_up(ids)
+        return self.stack.look_up(ids, summed=self.summed)
 
 
 def test_a_copy_has_rows_of_its_own():

@@ -156,6 +156,7 @@ class UserCall:
     def begin_again(self) -> None:
         """Inside a call: forget what it has made, since the function is called once more."""
         self._cursor = 0
+        self.store.step_collections = {}
         if self._fresh is not None:
             self._fresh = []
 

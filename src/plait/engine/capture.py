@@ -38,7 +38,7 @@ from plait.optim.wrappers import Lars, chain
 if TYPE_CHECKING:
     from plait.engine.model import Model
 
-__all__ = ["CapturedStep", "Graph", "recording_stream", "why_not"]
+__all__ = ["CapturedStep", "Graph", "forget_graphs", "recording_stream", "why_not"]
 
 WARM_UP = 3
 """Steps of a shape that run as always before it is recorded."""
@@ -115,14 +115,19 @@ class CudaGraph:
         fresh = torch.Generator(generator.device)
         fresh.set_state(state)
         generator.graphsafe_set_state(fresh)
-        _generation[0] += 1
+        forget_graphs()
 
     def replay(self) -> None:
         self._graph.replay()
 
 
 _generation = [0]
-"""How often the generator was replaced: graphs of before draw from one that nobody else uses."""
+"""How often the generator, or the memory of variables, was replaced: graphs of before use what nobody else does."""
+
+
+def forget_graphs() -> None:
+    """Steps are recorded anew: something has moved in memory."""
+    _generation[0] += 1
 
 
 @contextmanager

@@ -74,6 +74,8 @@ def _watch(call: UserCall, model: Model) -> None:
 
 
 def _lay_back(model: Model) -> None:
+    from plait.engine.capture import forget_graphs  # noqa: PLC0415 - capturing is above laying, except here
+
     log.warning(
         "convolutions run in the order NCHW, which is slower on a GPU: a view() of their maps needs it. Write"
         " .flatten(1) or .reshape(...) in its place"
@@ -84,6 +86,7 @@ def _lay_back(model: Model) -> None:
             variable.grad = None if variable.grad is None else variable.grad.contiguous()
     for optimizer in model.optimizers():
         lay_states(optimizer)
+    forget_graphs()
 
 
 def lay_states(optimizer: torch.optim.Optimizer) -> None:

@@ -43,6 +43,15 @@ class Table(nn.EmbeddingBag):
         return found
 
 
+def _followed() -> bool:
+    """Whether the compiler, torch.func or a mode of its own looks at each operation: nothing is kept then."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch's own Functions ask so
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - same
+    )
+
+
 class Stack:
     """Tables of one width, whose memory is one piece. Each stays a variable with its own name and optimizer."""
 
@@ -63,7 +72,8 @@ class Stack:
         self.pack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_joined": None}  # a tensor with a history has no copy
+        # a tensor with a history has no copy, and a copy is elsewhere in memory
+        return {**self.__dict__, "_joined": None, "_places": []}
 
     def pack(self) -> None:
         """Move the tables behind each other, if they are not; their variables stay what they are."""
@@ -71,6 +81,7 @@ class Stack:
             return
         weights = [table.weight for table in self.tables]
         self._whole = self._joined = None
+        self._places = []
         if all(type(weight) is nn.Parameter for weight in weights) and len({one.device for one in weights}) == 1:
             self._whole = torch.cat([weight.detach() for weight in weights])
             for weight, part in zip(weights, self._whole.split_with_sizes(self.sizes), strict=True):
@@ -87,12 +98,14 @@ class Stack:
         Without `summed`, the rows of the latter side by side: [n, k * width].
         """
         weights, whole = self._current()
-        if whole is None:
+        weighed = scale is not None and scale.requires_grad  # whose gradient is of the rows as they are now
+        if whole is None or weighed:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             return _looked_up(joined, ids, offsets, scale, summed)
         rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
-        native = not summed and (rows.numel() <= _LARGE or not self._near)
-        if native or not rows.requires_grad or (scale is not None and scale.requires_grad):
+        if not rows.requires_grad and not summed and self._near:
+            return _side_by_side(rows, ids)
+        if not rows.requires_grad or (not summed and (rows.numel() <= _LARGE or not self._near)):
             return _looked_up(rows, ids, offsets, scale, summed)
         found: Tensor = _Lookup.apply(rows, ids, offsets, scale, summed)  # type: ignore[no-untyped-call] # torch's
         return found
@@ -100,7 +113,7 @@ class Stack:
     def _current(self) -> tuple[list[Any], Tensor | None]:
         """The variables, and all rows in one tensor if they are still there: others may have moved or replaced them."""
         weights: list[Any] = [*map(operator.getitem, self._parameters, self._names)]
-        if self._whole is None or torch.compiler.is_compiling() or not all(map(operator.is_, weights, self._weights)):
+        if self._whole is None or _followed() or not all(map(operator.is_, weights, self._weights)):
             return weights, None
         places = [*map(Tensor.data_ptr, weights)]
         if places != self._places:
@@ -119,29 +132,32 @@ class Stack:
         trained = [*map(_trains, weights)]
         if self._joined is None or self._trained != trained or not self._near:
             if self._near and whole.numel() <= _LARGE:
-                self._joined = torch.cat(weights)
-                self._joined.data = whole  # which is the same; what torch made has a quicker backward pass than ours
+                joined = torch.cat(weights)
+                joined.data = whole  # which is the same; what torch made has a quicker backward pass than ours
             else:
-                self._joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
-            self._trained = trained
+                joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
+            self._joined, self._trained = joined, trained
         return self._joined
 
 
 def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool) -> Tensor:
-    if summed:
-        return functional.embedding_bag(
-            ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
-        )
+    if not summed:
+        return rows.index_select(0, ids.view(-1)).view(ids.size(0), -1)
+    return functional.embedding_bag(
+        ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
+    )
+
+
+def _side_by_side(rows: Tensor, ids: Tensor) -> Tensor:
+    """On the CPU, without a history. A bag of one is a copy of its row, and torch fetches the rows of bags ahead."""
     flat = ids.view(-1)
-    if rows.requires_grad or rows.device.type != "cpu" or type(ids) is not Tensor or torch.compiler.is_compiling():
-        return rows.index_select(0, flat).view(ids.size(0), -1)
-    # a bag of one is a copy of its row; torch fetches the rows of bags ahead
-    return torch.embedding_bag(rows, flat, _places(flat.numel()), False, 0)[0].view(ids.size(0), -1)
+    return torch.embedding_bag(rows, flat, _numbers(flat.numel()), False, 0)[0].view(ids.size(0), -1)
 
 
 @functools.lru_cache(4)
-def _places(count: int) -> Tensor:
-    return torch.arange(count)
+def _numbers(count: int) -> Tensor:
+    with torch.inference_mode(False):  # it outlives the call, whatever mode that is in
+        return torch.arange(count, device="cpu")
 
 
 class _Joined(torch.autograd.Function):
@@ -167,7 +183,8 @@ class _Lookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(ids, offsets, scale)
         ctx.summed, ctx.shape = summed, rows.shape
-        return _looked_up(rows.detach(), ids, offsets, scale, summed)  # torch prepares no backward pass of its own
+        plain = rows.detach()  # torch prepares no backward pass of its own
+        return _looked_up(plain, ids, offsets, scale, summed) if summed else _side_by_side(plain, ids)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

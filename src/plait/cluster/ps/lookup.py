@@ -21,6 +21,9 @@ __all__ = ["AheadSource", "Embedding", "Lookup", "Tables", "described", "replace
 Embedding: TypeAlias = "nn.Embedding | nn.EmbeddingBag | SparseEmbedding"
 
 
+_MOST_ASKED = 64
+
+
 class Tables(Protocol):
     """Who gives the rows."""
 
@@ -38,22 +41,24 @@ class Lookup:
         self.module = module
         self.table = table
         self._tables = tables
-        self._asked: tuple[Tensor, Tensor] | None = None
+        self._asked: dict[int, tuple[Tensor, Tensor]] = {}
         """Ids that were asked for, as they were given and as they were sent."""
 
     def ask(self, ids: Tensor) -> None:
         """The same ids will be looked up: who has many tables need not wait for each by itself."""
-        self._asked = ids, _flat(ids)
-        self._tables.ask(self.table, self._asked[1], create=self._trains())
+        if len(self._asked) >= _MOST_ASKED:
+            self._asked.clear()  # of calls that were never made
+        flat = _flat(ids)
+        self._asked[id(ids)] = ids, flat
+        self._tables.ask(self.table, flat, create=self._trains())
 
     def _trains(self) -> bool:
         return torch.is_grad_enabled() and self.module.weight.requires_grad
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n, dim] for n ids; they take part in the backward pass if the weight does."""
-        asked, self._asked = self._asked, None
-        flat = _flat(ids) if asked is None or asked[0] is not ids else asked[1]
-        trains = self._trains()
+        asked, trains = self._asked.pop(id(ids), None), self._trains()
+        flat = _flat(ids) if asked is None else asked[1]
         rows = self._tables.pull(self.table, flat, create=trains).to(self.module.weight.device)
         if not trains:
             return rows
