@@ -107,7 +107,10 @@ class Stack:
             return _side_by_side(rows, ids)
         if not rows.requires_grad or (not summed and (rows.numel() <= _LARGE or not self._near)):
             return _looked_up(rows, ids, offsets, scale, summed)
-        found: Tensor = _Lookup.apply(rows, ids, offsets, scale, summed)  # type: ignore[no-untyped-call] # torch's
+        if summed:
+            sums: Tensor = _Sums.apply(rows, ids, offsets, scale)  # type: ignore[no-untyped-call] # torch's
+            return sums
+        found: Tensor = _SideBySide.apply(rows, whole, ids)  # type: ignore[no-untyped-call] # same
         return found
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
@@ -174,28 +177,38 @@ class _Joined(torch.autograd.Function):
         return (None, None, *gradient.unsafe_split_with_sizes(ctx.sizes))
 
 
-class _Lookup(torch.autograd.Function):
-    """`_looked_up`, whose own backward pass takes many times as long."""
+class _SideBySide(torch.autograd.Function):
+    """`_side_by_side` with a history; `whole` is `rows` without one."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor) -> Tensor:
+        del rows
+        ctx.ids, ctx.shape = ids, whole.shape
+        return _side_by_side(whole, ids)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        rows = gradient.reshape(-1, ctx.shape[1])
+        return gradient.new_zeros(ctx.shape).index_add_(0, ctx.ids.view(-1), rows), None, None
+
+
+class _Sums(torch.autograd.Function):
+    """Sums of rows; torch's own backward pass of them takes many times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None) -> Tensor:
         ctx.save_for_backward(ids, offsets, scale)
-        ctx.summed, ctx.shape = summed, rows.shape
-        plain = rows.detach()  # torch prepares no backward pass of its own
-        return _looked_up(plain, ids, offsets, scale, summed) if summed else _side_by_side(plain, ids)
+        ctx.shape = rows.shape
+        return _looked_up(rows.detach(), ids, offsets, scale, summed=True)  # for which torch prepares no backward pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ids, offsets, scale = ctx.saved_tensors
         width = ctx.shape[1]
-        if offsets is not None:
+        if offsets is None:
+            rows = gradient[:, None].expand(*ids.shape, width).reshape(-1, width)
+        else:
             bags = torch.arange(len(offsets) - 1, device=ids.device)
             rows = gradient.index_select(0, torch.repeat_interleave(bags, offsets.diff()))
             rows = rows if scale is None else rows * scale[:, None]
-        elif ctx.summed:
-            rows = gradient[:, None].expand(*ids.shape, width).reshape(-1, width)
-        else:
-            rows = gradient.reshape(-1, width)
-        return gradient.new_zeros(ctx.shape).index_add_(0, ids.view(-1), rows), None, None, None, None
+        return gradient.new_zeros(ctx.shape).index_add_(0, ids.view(-1), rows), None, None, None
