@@ -72,7 +72,8 @@ def test_plain_trees_come_back_equal(tree):
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_tree_are_refused(data):
     with contextlib.suppress(ClusterError):
-        unpack(data)
+        tree = unpack(data)
+        assert repr(unpack(pack(tree))) == repr(tree)  # the few that are one
 
 
 def test_what_is_no_tree_is_refused_before_it_is_sent():

@@ -15,7 +15,6 @@ import plait
 from plait import efl
 from plait.data.parts import PartSource
 from plait.efl import MODE
-from plait.engine import build as build_module
 from plait.engine.build import current_model
 from plait.engine.strategy import Local
 from plait.errors import FunctionError, TaskError
@@ -334,12 +333,3 @@ def test_where_the_first_batch_is_empty_the_next_has_its_groups_of_columns():
     model.optimizer_fn(efl.optimizer_fn.optimizer_setter(functools.partial(torch.optim.SGD, lr=0.1)))
     model.compile(session_config={"device": "cpu"})
     assert "fc/weight" in model.variables()
-
-
-def test_an_optimizers_tensors_follow_its_variables():
-    variable = torch.nn.Parameter(torch.ones(2, device="meta"))
-    optimizer = torch.optim.Adagrad([variable], lr=0.1)
-    optimizer.state[variable].update(sum=torch.zeros(2), step=torch.tensor(0.0))  # as if it had been made on the CPU
-    build_module._follow(optimizer)
-    assert optimizer.state[variable]["sum"].device.type == "meta"
-    assert optimizer.state[variable]["step"].device.type == "cpu"

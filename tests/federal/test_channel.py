@@ -356,6 +356,8 @@ def test_a_connection_lost_before_anything_was_said():
         link.cut()
         threading.Timer(0.1, link.restore).start()
         together(leader.open, follower.open)
+        _, found = together(lambda: leader.send(0, 0, torch.ones(3)), lambda: follower.receive(0, 0))
+        assert found.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -429,9 +431,10 @@ def test_one_message_may_always_go():
 
         def send():
             for turn in range(5):
-                leader.send(0, turn, torch.ones(100_000))
+                leader.send(0, turn, torch.full((100_000,), float(turn)))
 
-        together(send, lambda: [follower.receive(0, turn) for turn in range(5)])
+        _, found = together(send, lambda: [follower.receive(0, turn) for turn in range(5)])
+        assert [float(one.unique()) for one in found] == [0, 1, 2, 3, 4]
 
 
 def test_taking_in_the_reverse_order_blocks_nobody():
@@ -439,9 +442,10 @@ def test_taking_in_the_reverse_order_blocks_nobody():
 
         def send():
             for turn in range(40):
-                leader.send(0, turn, torch.ones(2500))
+                leader.send(0, turn, torch.full((2500,), float(turn)))
 
-        together(send, lambda: [follower.receive(0, turn) for turn in reversed(range(40))])
+        _, found = together(send, lambda: [follower.receive(0, turn) for turn in reversed(range(40))])
+        assert [float(one.unique()) for one in found] == [float(turn) for turn in reversed(range(40))]
 
 
 def test_two_senders_with_full_windows_block_nobody():

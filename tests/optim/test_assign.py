@@ -204,3 +204,12 @@ def test_without_any_variable_it_says_how_to_get_one():
 
 def test_the_spelling_of_the_documents_heading_works():
     assert efl.optimizer_fn.optimzier_setter is efl.optimizer_fn.optimizer_setter
+
+
+def test_an_optimizers_tensors_follow_its_variables():
+    variable = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.Adagrad([variable], lr=0.1)
+    optimizer.state[variable].update(sum=torch.zeros(2), step=torch.tensor(0.0))  # as if it had been made on the CPU
+    assert make_optimizer(optimizer, [variable]) is optimizer
+    assert optimizer.state[variable]["sum"].device.type == "meta"
+    assert optimizer.state[variable]["step"].device.type == "cpu"

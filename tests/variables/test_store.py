@@ -9,7 +9,7 @@ from torch import nn
 import plait
 from plait import efl
 from plait.errors import VariableError
-from plait.variables.store import AUTO_REUSE, VariableStore, variable_name
+from plait.variables.store import AUTO_REUSE, VariableStore, may_look_at, variable_name
 
 LINEAR = lambda: nn.Linear(2, 3)
 
@@ -161,3 +161,19 @@ def test_a_whole_number_variable_is_the_one_that_was_moved():
         seen, weight = plait.get_variable("seen", [2], dtype=torch.int64, trainable=False), plait.get_variable("w", [2])
     assert seen.device.type == weight.device.type == "meta"
     assert any(seen is buffer for buffer in model.buffers())
+
+
+def test_values_elsewhere_are_looked_at_in_a_first_call_only():
+    near, far = torch.ones(2), torch.ones(2, device="meta")
+    model = efl.Model()
+    assert (may_look_at(near), may_look_at(far)) == (True, False)
+    seen = []
+
+    def loss(model, sample):
+        seen.append(may_look_at(far))
+        return plait.layer("fc", nn.Linear, 2, 1)(sample["x"]).mean()
+
+    model.input_fn(lambda model, mode: [{"x": torch.ones(4, 2)}] * 2).loss_fn(loss)
+    model.optimizer_fn(efl.optimizer_fn.optimizer_setter(lambda params: torch.optim.SGD(params, lr=0.1)))
+    model.compile(session_config={"device": "cpu"}).fit(efl.procedure_fn.train())
+    assert seen == [True, False, False]

@@ -24,7 +24,7 @@ from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
 from plait.cluster.shared_memory import SharedMemory
-from plait.cluster.transforms import after_build, before_build
+from plait.cluster.transforms import after_build, before_build, choose_gpu
 from plait.data.parts import part_of
 from plait.data.sources import Source
 from plait.engine.strategy import HOW, OneParty
@@ -89,8 +89,7 @@ class Collective(OneParty):
             raise
 
     def _join(self, role: Role, store: Any) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(role.local_index % torch.cuda.device_count())
+        choose_gpu(role)
         self._group = self._process_group(role, store, nccl=self._has_a_gpu_of_its_own())
         if all(self._mesh.gather("one host?", self._mesh.on_one_host and self._may_share)):
             self._shared = SharedMemory(self._mesh)

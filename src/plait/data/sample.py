@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from plait.data.sources import ConstantSource, Source, as_source, as_tensor
+from plait.data.sources import ConstantSource, Source, as_source, as_tensor, on_one_device
 from plait.errors import DataError
 
 __all__ = ["ColumnGroups", "GroupedColumn", "Sample"]
@@ -249,9 +249,8 @@ def _checked(columns: ColumnGroups | None) -> ColumnGroups | None:
 
 
 def _joined(group: str, columns: list[torch.Tensor]) -> torch.Tensor:
-    home = next((column.device for column in columns if column.device.type != "cpu"), None)
     try:
-        return torch.cat(columns if home is None else [column.to(home) for column in columns], dim=1)
+        return torch.cat(on_one_device(columns), dim=1)
     except RuntimeError as error:
         shapes = ", ".join(str(list(column.shape)) for column in columns)
         raise DataError(

@@ -37,12 +37,19 @@ __all__ = [
     "as_source",
     "as_tensor",
     "fast_forward",
+    "on_one_device",
 ]
 
 _CHUNK_BATCHES = 64
 _CHUNK_BYTES = 8 << 20
 _QUIET_BATCHES = 8  # so few are read again without a word
 _END: Any = object()
+
+
+def on_one_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors that belong together; if some are on a GPU, all: what is made of text begins in the host's memory."""
+    far = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    return list(tensors) if far is None else [tensor.to(far) for tensor in tensors]
 
 
 @runtime_checkable

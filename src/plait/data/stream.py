@@ -137,7 +137,7 @@ class Stream:
     def _batches(self) -> Iterator[Any]:
         """The batches from this place on; a GPU gets them ahead, where being ahead changes nothing."""
         device = self._device
-        in_step = not self.source.seekable or getattr(self.source, "in_step", False)
+        in_step = not self.source.seekable or getattr(self.source, "read_in_step", False)
         if device is None or device.type != "cuda" or in_step:
             return self.source.batches(self.epoch, self.position)
         self._plain = not self._columns
@@ -154,9 +154,7 @@ class Stream:
             if not self._columns:
                 return sample
             grouped = sample.grouped(self._columns)
-            return (
-                grouped if self._device is None else grouped.to(self._device)
-            )  # of text, they are in the host's memory
+            return grouped if self._device is None else grouped.to(self._device)  # groups of text are not there yet
         except BaseException:
             self.close()  # it is ahead of the place
             raise

@@ -212,14 +212,6 @@ def _with_rows(first: Sample, stream: Stream) -> Sample:
     return first
 
 
-def _follow(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that had tensors before its variables moved to a GPU has them there."""
-    for variable, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.device != variable.device and value.shape == variable.shape:
-                state[name] = value.to(variable.device)
-
-
 def _check_loss(loss: Any, scope: TaskScope) -> None:
     if not isinstance(loss, torch.Tensor):
         raise FunctionError(f"the loss_fn for {scope} returned {type(loss).__name__}: return the loss, a tensor")
@@ -245,8 +237,6 @@ def _assign_optimizers(model: Model, task: str | None, reached: set[str], shapes
             "{optimizer: (vars, scope)}"
         )
     assignment = {make_optimizer(opt, pair[0]): (list(pair[0]), pair[1]) for opt, pair in given.items()}
-    for optimizer in assignment:
-        _follow(optimizer)
     moved = {variable for opt in assignment for group in opt.param_groups for variable in group["params"]}
     named = model.trainable_variables()
     left = [name for name, variable in named.items() if name in reached and variable not in moved]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plait.data.sources import as_tensor
+from plait.data.sources import as_tensor, on_one_device
 from plait.errors import DataError
 from plait.feature_column.strings import Strings
 
@@ -196,12 +196,9 @@ def dense_values(key: str, raw: Raw, what: str) -> Tensor:
 
 def _together(ids: Ids) -> Ids:
     """On one device: ids of strings are made in the host's memory, whose offsets or weights may be on a GPU."""
-    given = [one for one in (ids.values, ids.offsets, ids.weights) if one is not None]
-    far = [one.device for one in given if one.device.type != "cpu"]
-    if not far or len(far) == len(given):
-        return ids
-    offsets, weights = (None if one is None else one.to(far[0]) for one in (ids.offsets, ids.weights))
-    return ids._replace(values=ids.values.to(far[0]), offsets=offsets, weights=weights)
+    given = {name: value for name, value in ids._asdict().items() if isinstance(value, Tensor)}
+    together: dict[str, Any] = dict(zip(given, on_one_device(list(given.values())), strict=True))
+    return ids._replace(**together)
 
 
 def dropped(ids: Ids) -> Ids:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from plait.data.sources import on_one_device
 from plait.errors import ConfigError, DataError
 from plait.feature_column.columns import CategoricalColumn, DenseColumn, FeatureColumn
 from plait.feature_column.embedding import EmbeddingColumn
@@ -253,12 +254,8 @@ class _Plan:
         for source, start, stop in self._runs:
             value = found[source]
             parts.append(value if stop - start == value.shape[1] else value[:, start:stop])
-        devices = {part.device for part in parts}
-        if len(devices) > 1:  # what was made of strings is not yet where the rest is
-            device = next(device for device in devices if device.type != "cpu")
-            parts = [part.to(device) for part in parts]
         try:
-            return torch.cat(parts, 1)
+            return torch.cat(on_one_device(parts), 1)
         except RuntimeError as error:
             raise DataError(
                 f"the columns do not fit side by side: their batches have {sorted({len(part) for part in parts})} rows"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plait.errors import ConfigError, DataError
 from plait.rng import derive_seed
-from plait.variables.store import in_first_call
+from plait.variables.store import may_look_at
 
 __all__ = [
     "Candidates",
@@ -148,8 +148,8 @@ def check_sampler(true_classes: Tensor, num_true: int, num_sampled: int, unique:
 
 
 def check_classes(what: str, classes: Tensor, range_max: int) -> None:
-    """Raise if there is no such class. Of classes on a GPU, which is waited for, only in a model's first call."""
-    if not classes.numel() or (classes.device.type != "cpu" and not in_first_call()):
+    """Raise if there is no such class."""
+    if not classes.numel() or not may_look_at(classes):
         return
     low, high = (int(end) for end in classes.aminmax())
     if low < 0 or high >= range_max:

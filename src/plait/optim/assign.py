@@ -45,6 +45,7 @@ def in_scope(name: str, scope: str) -> bool:
 def make_optimizer(opt: Any, variables: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
     """An optimizer over `variables`: `opt` itself if it is one, else what the factory makes."""
     if isinstance(opt, torch.optim.Optimizer):
+        _follow(opt)
         return opt
     if not callable(opt):
         raise TaskError(
@@ -55,6 +56,14 @@ def make_optimizer(opt: Any, variables: Sequence[torch.Tensor]) -> torch.optim.O
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"the optimizer factory {opt!r} returned {type(made).__name__}: return a torch.optim.Optimizer")
     return made
+
+
+def _follow(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that had tensors before its variables moved to a GPU has them there."""
+    for variable, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device != variable.device and value.shape == variable.shape:
+                state[name] = value.to(variable.device)
 
 
 def optimizer_setter(opt: Any) -> Callable[[_Model, str | None], Assignment]:

@@ -17,7 +17,7 @@ from plait.engine.metrics import Measurement
 from plait.errors import ConfigError, DataError
 from plait.train.head_metrics import accuracy_baseline, auc_precision_recall
 from plait.train.spec import EstimatorSpec, ModeKeys
-from plait.variables.store import in_first_call
+from plait.variables.store import may_look_at
 
 __all__ = ["BinaryHead", "Head", "MultiClassHead", "Reduction", "RegressionHead", "classification_head"]
 
@@ -120,8 +120,8 @@ def _to(labels: Any, like: Tensor) -> Any:
 
 
 def _checked(labels: Tensor, highest: int) -> Tensor:
-    """Labels, which are classes that there are. On a GPU only the first are looked at: that waits for it."""
-    if len(labels) and (labels.device.type == "cpu" or in_first_call()):
+    """Labels, which are classes that there are."""
+    if len(labels) and may_look_at(labels):
         low, high = (end.item() for end in labels.aminmax())
         if low < 0 or high > highest:
             wrong = low if low < 0 else high

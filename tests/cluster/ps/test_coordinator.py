@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -422,4 +423,6 @@ def test_close_does_not_wait_for_a_server_that_is_gone(cluster, monkeypatch):
     monkeypatch.setattr(coordinator_module, "GOODBYE", 0.2)
     control = cluster(0)
     cluster.service.stop()
+    begun = time.monotonic()
     control.close()
+    assert time.monotonic() - begun < 5.0

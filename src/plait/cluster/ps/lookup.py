@@ -22,6 +22,7 @@ Embedding: TypeAlias = "nn.Embedding | nn.EmbeddingBag | SparseEmbedding"
 
 
 _MOST_ASKED = 64
+"""Questions of a table whose answers nobody has taken; more are of calls that were never made."""
 
 
 class Tables(Protocol):
@@ -47,7 +48,7 @@ class Lookup:
     def ask(self, ids: Tensor) -> None:
         """The same ids will be looked up: who has many tables need not wait for each by itself."""
         if len(self._asked) >= _MOST_ASKED:
-            self._asked.clear()  # of calls that were never made
+            self._asked.clear()
         flat = _flat(ids)
         self._asked[id(ids)] = ids, flat
         self._tables.ask(self.table, flat, create=self._trains())
@@ -144,7 +145,7 @@ class AheadSource:
         self.num_epochs = source.num_epochs
         self.batch_size = source.batch_size
         self.seekable = source.seekable
-        self.in_step = True
+        self.read_in_step = True
         """It is not read by a thread ahead of the steps: who is told asks servers, as the steps do."""
         self._announce = announce
 

@@ -25,7 +25,7 @@ from plait.cluster.ps.wire import Message
 from plait.cluster.reducing import combined
 from plait.cluster.roles import Role
 from plait.cluster.settings import Distributed
-from plait.cluster.transforms import after_build, before_build
+from plait.cluster.transforms import after_build, before_build, choose_gpu
 from plait.data.parts import part_of
 from plait.data.sample import Sample
 from plait.data.sources import Source
@@ -107,8 +107,7 @@ class Served(OneParty):
                 "gradient_clip with parameter servers: gradients of all workers and of all servers never meet in one "
                 "place; leave it out, or train without servers"
             )
-        if torch.cuda.is_available():
-            torch.cuda.set_device(self.role.local_index % torch.cuda.device_count())
+        choose_gpu(self.role)
         before_build(model, self.settings)
         self._model = model
         self._joined = Membership(self.role, self.mode, self.settings.timeout)
