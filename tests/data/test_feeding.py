@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -31,5 +33,22 @@ def test_batches_that_are_there_are_handed_on(monkeypatch):
 
     found = ahead(batches(), META)
     assert [int(sample.x[0]) for sample, _ in zip(found, range(3), strict=False)] == [0, 1, 2]
+    found.close()
+    assert closed
+
+
+def test_the_first_batch_needs_no_thread_and_closing_then_ends_the_source(monkeypatch):
+    monkeypatch.setattr("plait.data.feeding._there", lambda sample, device: sample)
+    closed = []
+
+    def batches():
+        try:
+            yield {"x": torch.ones(2)}
+        finally:
+            closed.append(True)
+
+    found = ahead(batches(), META)
+    assert torch.equal(next(found).x, torch.ones(2))
+    assert "plait-feeding" not in {thread.name for thread in threading.enumerate()}
     found.close()
     assert closed

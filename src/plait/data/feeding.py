@@ -48,18 +48,23 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Generator[Sample, Non
         finally:
             _close(batches)
         return
-    reader = _Reader(first, batches, device)
+    reader = None
     try:
+        yield _there(first, device)
+        reader = _Reader(batches, device)  # not for the first: a model that is only built needs no thread
         yield from reader
     finally:
-        reader.close()
+        if reader is None:
+            _close(batches)
+        else:
+            reader.close()
 
 
 class _Reader:
     """The thread that reads and copies; whoever iterates gets batches that the current stream may use."""
 
-    def __init__(self, first: Sample, batches: Iterator[Any], device: torch.device) -> None:
-        self._first, self._batches, self._device = first, batches, device
+    def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
+        self._batches, self._device = batches, device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it unannotated
         self._ready: queue.Queue[Any] = queue.Queue(DEPTH)
         self._over = threading.Event()
@@ -83,10 +88,8 @@ class _Reader:
     def _read(self) -> None:
         last: Any = None
         try:
-            sample: Any = self._first
             while not self._over.is_set():
-                self._put(self._copied(sample))
-                sample = Sample.of(next(self._batches))
+                self._put(self._copied(Sample.of(next(self._batches))))
         except StopIteration:
             pass
         except BaseException as error:  # noqa: BLE001 - whoever waits for the batch gets it
@@ -97,7 +100,7 @@ class _Reader:
 
     def _copied(self, sample: Sample) -> tuple[Sample, torch.cuda.Event]:
         with torch.cuda.stream(self._stream):
-            there = sample.map(_pinned).to(self._device, non_blocking=True)
+            there = _there(sample, self._device)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call] # same
             event.record(self._stream)
         return there, event
@@ -114,6 +117,10 @@ class _Reader:
         """End the thread: at once if it waits, after the batch that it reads if it is in one."""
         self._over.set()
         self._thread.join(CLOSE_SECONDS)
+
+
+def _there(sample: Sample, device: torch.device) -> Sample:
+    return sample.map(_pinned).to(device, non_blocking=True)
 
 
 def _close(batches: Iterator[Any]) -> None:
