@@ -28,7 +28,8 @@ EFL = [
 
 MOX = [
     "AggregativeSessionRunHook", "AsyncRawGenerator", "EarlyStoppingHook", "ExportKeys", "ExportSpec",
-    "FeedSessionRunHook", "GraphKeys", "ImageClassificationRawDataset", "ImageClassificationRawMetadata",
+    "FeedSessionRunHook", "ForkedReader", "GraphKeys", "ImageClassificationRawDataset",
+    "ImageClassificationRawMetadata",
     "ImageClassificationTFRecordDataset", "ImageClassificationTFRecordMetadata", "LogEvaluationMetricHook",
     "ModeKeys", "ModelSpec", "MultilabelClassificationRawDataset", "MultilabelClassificationRawMetadata",
     "NetworkKeys", "ParallelReader", "PlateauLREarlyStoppingHook", "PreprocessingKeys", "file", "get_collection",

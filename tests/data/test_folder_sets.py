@@ -17,7 +17,7 @@ from plait.data.datasets import column_source
 from plait.data.folder_sets import ImageClassificationRawDataset, MultilabelClassificationRawDataset
 from plait.data.folders import ImageClassificationRawMetadata, MultilabelClassificationRawMetadata
 from plait.data.pictures import encode_jpeg, encode_png
-from plait.data.raw import ParallelReader, read_file
+from plait.data.raw import ForkedReader, ParallelReader, read_file
 from plait.data.stream import Stream
 from plait.errors import ConfigError, DataError, FunctionError, PlaitError
 from plait.rng import rng_state
@@ -557,3 +557,32 @@ def test_broken_folders(tmp_path):
 @pytest.mark.slow
 def test_many_broken_folders(tmp_path):
     check_broken_folders(tmp_path, 2000, 2)
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 5, "image_size": 6}, {"image_size": 100}])
+def test_forked_readers_give_what_threads_give(base, settings):
+    size = None if "batch_size" in settings else 5
+    names = ("image", "label", "label_desc", "image_name")
+    found, expected = (
+        batches(make(base, reader_class=kind, seed=3, **settings), *names, batch_size=size)
+        for kind in (ForkedReader, None)
+    )
+    assert len(found) == 3
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+        assert one[2:] == other[2:]
+
+
+def test_forked_readers_leave_broken_pictures_out(base):
+    (base / IN_ORDER[7]).write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    dataset = make(base, reader_class=ForkedReader, shuffle=False, skip_broken=True)
+    assert [len(labels) for _, labels in batches(dataset, "image", "label", batch_size=4)] == [4, 3, 4]
+    assert dataset.skipped == 1
+    with pytest.raises(DataError, match=IN_ORDER[7]):
+        batches(make(base, reader_class=ForkedReader, shuffle=False), "image", batch_size=4)
+
+
+def test_forked_readers_are_for_files_of_this_machine(base, tmp_path):
+    with pytest.raises(ConfigError, match=r"ForkedReader is for files of this machine without a cache_dir.*AsyncRaw"):
+        make(base, reader_class=ForkedReader, cache_dir=str(tmp_path / "cache"))

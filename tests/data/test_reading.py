@@ -29,18 +29,19 @@ def in_groups(count, size):
 SKIPPED = object()
 
 
-def read(groups, work=lambda item: item, join=lambda items, results: results, *, threads=4, ahead=8):
+def read(groups, work=lambda item: item, join=lambda items, results: results, *, threads=4, ahead=8, at_once=1):
     class Made:
         def __init__(self, items):
             self.items, self.results = items, [SKIPPED] * len(items)
 
-        def work(self, place):
-            self.results[place] = work(self.items[place])
+        def work(self, places):
+            for place in places:
+                self.results[place] = work(self.items[place])
 
         def result(self):
             return join(self.items, self.results)
 
-    return read_groups(iter(groups), Made, threads=threads, ahead=ahead)
+    return read_groups(iter(groups), Made, threads=threads, ahead=ahead, at_once=at_once)
 
 
 class Started:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
 from plait.data.columns import Column, Evaluation, Origin, SkippedSample, described, root, row_of
+from plait.data.forking import Forked
 from plait.data.reading import read_groups
 from plait.data.recycling import Recycled
+from plait.data.rows import ForkedRows, Form, Rows, SharedBatches, stacked, worked
 from plait.data.sources import as_tensor
 from plait.errors import ConfigError, DataError, FunctionError, PlaitError
 from plait.rng import derive_seed
@@ -27,9 +28,8 @@ log = logging.getLogger("plait")
 
 SKIPPED: Any = object()
 """In the place of a sample that was left out."""
-_PLACED: Any = object()
-"""In the place of a value that is in the batch already."""
-_LARGE = 16 << 10
+_HELD = 5
+"""Batches of processes that somebody may hold beside those on their way; where more are held, threads make the next."""
 
 
 class Order(Protocol):
@@ -71,8 +71,10 @@ class Dataset:
         drop_remainder: bool = False,
         join: Callable[[list[list[Any]]], Sequence[Any]] | None = None,
         readers: int = 8,
+        forks: bool = False,
         capacity: int = 256,
     ) -> None:
+        """`readers` threads read; or (`forks`) as many processes, where rows are stacked into batches."""
         for label, number in (("num_epochs", num_epochs), ("batch_size", batch_size)):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise ConfigError(f"{label}={number!r}: write a whole number from 1 on, or None")
@@ -83,7 +85,7 @@ class Dataset:
             raise DataError(f"{name}: there are no samples")
         self.name, self.rows, self.seed = name, rows, int(seed)
         self.num_epochs, self.batch_size, self.drop_remainder = num_epochs, batch_size, drop_remainder
-        self.readers, self.capacity = readers, capacity
+        self.readers, self.forks, self.capacity = readers, forks, capacity
         self.skipped = 0
         """Samples left out so far."""
         self._facts = dict(facts or {})
@@ -189,6 +191,11 @@ class ColumnSource:
         own = dataset.batch_size is not None
         self.of_rows = Evaluation(list(dataset.row_columns.values()) if own else self._wanted)
         self.of_batches = Evaluation(self._wanted) if own else None
+        self.in_place = self.batch_size is not None and (not own or dataset.stacks)
+        """Whether rows are put into a batch as they come; samples, and rows for a function of the user's, are not."""
+        self.layout: dict[int, Form] | None = None
+        """Of those columns that are put into batches, when a batch has shown it."""
+        self._shared: SharedBatches | None = None
 
     def batched(self, batch_size: int) -> ColumnSource:
         """The same in batches; those of a data set that makes its own stay."""
@@ -214,9 +221,35 @@ class ColumnSource:
         size = self._group
         end = len(order) - len(order) % size if dataset.drop_remainder else len(order)
         groups = (order[begin : begin + size].tolist() for begin in range(start * size, end, size * step))
-        maker = functools.partial(_Rows, self, epoch)
-        # two batches at least: one is not enough for readers to go on while somebody copies the last one to a device
-        return read_groups(groups, maker, threads=dataset.readers, ahead=max(dataset.capacity, 2 * size))
+        if dataset.forks and self.in_place:
+            return self._forked(groups, epoch)
+        return self._read(groups, functools.partial(Rows, self, epoch))
+
+    def _read(
+        self, groups: Iterator[Sequence[int]], maker: Callable[[Sequence[int]], Rows], at_once: int = 1
+    ) -> Generator[Any, None, None]:
+        return read_groups(groups, maker, threads=self.dataset.readers, ahead=self._ahead, at_once=at_once)
+
+    @property
+    def _ahead(self) -> int:
+        """Two batches at least: one is not enough for readers to go on while somebody copies the last to a device."""
+        return max(self.dataset.capacity, 2 * self._group)
+
+    def _forked(self, groups: Iterator[Sequence[int]], epoch: int) -> Generator[Any, None, None]:
+        """The same by processes. Threads make the very first batch: it shows what memory batches need."""
+        if self.layout is None:
+            yield from self._read(itertools.islice(groups, 1), functools.partial(Rows, self, epoch))
+        if self.layout is None:
+            return
+        if self._shared is None:
+            count = -(-self._ahead // self._group) + _HELD
+            self._shared = SharedBatches(self.layout, self._group, count)
+        processes = Forked(functools.partial(worked, self, self._shared), self.dataset.readers)
+        maker = functools.partial(ForkedRows, self, epoch, processes, self._shared)
+        try:
+            yield from self._read(groups, maker, at_once=self._group)
+        finally:
+            processes.close()
 
     def fingerprint(self) -> dict[str, Any]:
         facts = self.dataset.facts()
@@ -229,7 +262,7 @@ class ColumnSource:
             "drop_remainder": self.drop_remainder,
         }
 
-    def result(self, epoch: int, numbers: Sequence[int], rows: _Rows) -> Any:
+    def result(self, epoch: int, numbers: Sequence[int], rows: Rows) -> Any:
         """What a group has become: a sample, a batch of samples, or a batch with columns of its own."""
         kept = rows.kept
         if not kept and self.batch_size is not None:
@@ -252,123 +285,12 @@ class ColumnSource:
         return dict(zip(self.columns, values, strict=True)) if isinstance(self.columns, Mapping) else tuple(values)
 
 
-class _Rows:
-    """The rows of a group on their way: large values are put into the batch at once, the rest is kept until the end."""
-
-    def __init__(self, source: ColumnSource, epoch: int, numbers: Sequence[int]) -> None:
-        self._source, self._epoch, self._numbers = source, epoch, numbers
-        self._rows: list[list[Any] | None] = [None] * len(numbers)
-        # a sample by itself, and rows for a function of the user's, stay as they are
-        self._in_place = source.batch_size is not None and (source.of_batches is None or source.dataset.stacks)
-        self._batches: dict[int, torch.Tensor] = {}
-        self._large: dict[int, NDArray[Any]] = {}
-        """The same memory as arrays: torch's ways are long for so small a thing as a copy."""
-        self._lock = threading.Lock()
-
-    @property
-    def kept(self) -> list[int]:
-        """The places of those that were not left out."""
-        return [place for place, row in enumerate(self._rows) if row is not None]
-
-    def work(self, place: int) -> None:
-        dataset, number = self._source.dataset, self._numbers[place]
-        try:
-            row = self._source.of_rows(number, (dataset.seed, self._epoch, number))
-        except SkippedSample as skipped:
-            dataset.left_out(str(skipped))
-            return
-        if self._in_place:
-            for column, value in enumerate(row):
-                if isinstance(value, (np.ndarray, torch.Tensor)) and value.nbytes >= _LARGE:
-                    row[column] = self._put(place, column, value)
-        self._rows[place] = row
-
-    def result(self) -> Any:
-        return self._source.result(self._epoch, self._numbers, self)
-
-    def single(self) -> list[Any]:
-        return self.listed()[0]
-
-    def listed(self) -> list[list[Any]]:
-        return [row for row in self._rows if row is not None]
-
-    def stacked(self) -> list[Any]:
-        found = []
-        for column, values in enumerate(zip(*self.listed(), strict=True)):
-            placed = [value is _PLACED for value in values]
-            if any(placed) and not all(placed):
-                return stacked(self._taken_back())
-            found.append(self._batch(column) if placed[0] else _stack(list(values)))
-        return found
-
-    def _put(self, place: int, column: int, value: NDArray[Any] | torch.Tensor) -> Any:
-        """Copy the value to its place in the batch, if it has the form of the others."""
-        try:
-            array = value if isinstance(value, np.ndarray) else value.numpy()
-        except (RuntimeError, TypeError):  # of a type that NumPy does not know, on a device, with gradients
-            return value
-        batch = self._large.get(column)
-        if batch is None:
-            batch = self._begun(column, array)
-        if batch.shape[1:] != array.shape or batch.dtype != array.dtype:
-            return value
-        batch[place] = array
-        return _PLACED
-
-    def _begun(self, column: int, array: NDArray[Any]) -> NDArray[Any]:
-        with self._lock:
-            if column not in self._large:
-                if array.dtype.kind not in "biufc" or not array.dtype.isnative:
-                    return np.empty(0)  # which no value is like
-                kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-                shape = (len(self._numbers), *array.shape)
-                self._batches[column] = batch = self._source.recycled.empty(shape, kind)
-                self._large[column] = batch.numpy()
-            return self._large[column]
-
-    def _batch(self, column: int) -> torch.Tensor:
-        batch, kept = self._batches[column], self.kept
-        return batch if len(kept) == len(batch) else batch[kept]
-
-    def _taken_back(self) -> list[list[Any]]:
-        """Rows that do not fit together, as they were."""
-        return [
-            [self._batches[column][place] if value is _PLACED else as_tensor(value) for column, value in enumerate(row)]
-            for place, row in enumerate(self._rows)
-            if row is not None
-        ]
-
-
 def _none_skipped(samples: Generator[Any, None, None], name: str) -> Iterator[Any]:
     with contextlib.closing(samples):  # the error's traceback must not keep the readers
         for sample in samples:
             if sample is SKIPPED:
                 raise DataError(f"{name}: a sample had to be left out, which only batches can: give a batch_size")
             yield sample
-
-
-def stacked(samples: list[list[Any]]) -> list[Any]:
-    """Columns of stacked values; what is neither number nor tensor stays a list."""
-    return [_stack(list(values)) for values in zip(*samples, strict=True)]
-
-
-def _stack(values: list[Any]) -> Any:
-    if isinstance(values[0], (str, bytes, bytearray, memoryview, list)):
-        return values
-    try:
-        if isinstance(values[0], (np.ndarray, np.generic)) and values[0].dtype.kind in "biufc":
-            return as_tensor(np.stack(values) if isinstance(values[0], np.ndarray) else np.array(values))
-        values = [as_tensor(value) for value in values]
-        return torch.stack(values) if isinstance(values[0], torch.Tensor) else default_collate(values)
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        shapes = {str(list(value.shape)) for value in values if isinstance(value, (np.ndarray, torch.Tensor))}
-        if len(shapes) > 1:
-            raise DataError(
-                f"samples of the shapes {', '.join(sorted(shapes)[:4])} do not make a batch: give image_size=, or an"
-                " augmentation function with output_height= and output_width="
-            ) from error
-        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise DataError(f"values of the type {kinds} do not make a batch: map them to tensors or numbers") from error
 
 
 def column_source(data: Any) -> ColumnSource | None:

@@ -13,7 +13,7 @@ from plait.data.columns import Column, Origin, derive, root
 from plait.data.datasets import shuffled
 from plait.data.folders import ImageClassificationRawMetadata, MultilabelClassificationRawMetadata
 from plait.data.picture_set import Options, PictureDataset, digest, many_hot
-from plait.data.raw import Cache, ParallelReader, Reader, read_local
+from plait.data.raw import Cache, ForkedReader, ParallelReader, Reader, read_local
 from plait.data.stores import LOCAL, place_of
 from plait.errors import ConfigError
 
@@ -29,9 +29,9 @@ class ImageClassificationRawDataset(PictureDataset):
 
     The whole list of files is shuffled at each pass, which leaves `shuffle_buffer_size` nothing to do. `num_readers`
     threads read and decode; `capacity` samples are read ahead. With a `reader_class`, that one reads
-    (`AsyncRawGenerator`: in processes) and `preprocess_threads` threads decode. `private_num_threads` above 0 sets the
-    number of threads. A picture that cannot be decoded is an error, or (`skip_broken`) left out and counted in
-    `skipped`.
+    (`AsyncRawGenerator`: in processes) and `preprocess_threads` threads decode; with `ForkedReader`, `num_readers`
+    processes do all of it. `private_num_threads` above 0 sets the number of threads, or of those processes. A picture
+    that cannot be decoded is an error, or (`skip_broken`) left out and counted in `skipped`.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class ImageClassificationRawDataset(PictureDataset):
             options,
             facts={"files": digest(metadata.names, labels), "shuffle": shuffle},
             order=shuffled(rows, seed) if shuffle else None,
-            readers=_threads(num_readers, preprocess_threads, private_num_threads, reader_class),
+            readers=_threads(num_readers, preprocess_threads, private_num_threads, files.reader),
+            forks=isinstance(files.reader, ForkedReader),
         )
 
 
@@ -125,7 +126,8 @@ class MultilabelClassificationRawDataset(PictureDataset):
             options,
             facts={"files": digest(metadata.names, kept), "shuffle": shuffle},
             order=shuffled(len(kept), seed) if shuffle else None,
-            readers=_threads(num_readers, preprocess_threads, private_num_threads, reader_class),
+            readers=_threads(num_readers, preprocess_threads, private_num_threads, files.reader),
+            forks=isinstance(files.reader, ForkedReader),
         )
 
 
@@ -149,10 +151,11 @@ def _label_columns(
     }
 
 
-def _threads(num_readers: int, preprocess_threads: int, private_num_threads: int, reader_class: Any) -> int:
+def _threads(num_readers: int, preprocess_threads: int, private_num_threads: int, reader: Reader) -> int:
     if private_num_threads > 0:
         return private_num_threads
-    return num_readers if reader_class is None else max(num_readers, preprocess_threads)
+    reads_itself = type(reader) in (ParallelReader, ForkedReader)
+    return num_readers if reads_itself else max(num_readers, preprocess_threads)
 
 
 def _reader(reader_class: Any, num_readers: int, reader_kwargs: Mapping[str, Any]) -> Reader:
@@ -182,6 +185,12 @@ class _Files:
         self.metadata = metadata
         self.cache = None if cache_dir is None else Cache(cache_dir, remove=remove_cache)
         self.reader = _reader(reader_class or ParallelReader, num_readers, reader_kwargs or {})
+        if isinstance(self.reader, ForkedReader) and not self._here:
+            raise ConfigError(
+                f"reader_class=ForkedReader is for files of this machine without a cache_dir, and got {metadata.root!r}"
+                f" and cache_dir={cache_dir!r}; write reader_class=AsyncRawGenerator for an object store, or copy the"
+                " files here (mox.file.copy_parallel)"
+            )
         weakref.finalize(self, self.reader.close)
 
     def columns(self, origin: Origin, kept: Any) -> dict[str, Column]:
@@ -197,12 +206,15 @@ class _Files:
             "image_buf": root(origin, "image_buf", lambda row: read(int(kept[row]))),
         }
 
+    @property
+    def _here(self) -> bool:
+        return place_of(self.metadata.root).store is LOCAL and self.cache is None
+
     def _local(self) -> Callable[[int], bytes] | None:
         """The short way to files of this machine that nobody else is to read or keep."""
-        place, names = place_of(self.metadata.root), self.metadata.names
-        if place.store is not LOCAL or self.cache is not None or type(self.reader) is not ParallelReader:
+        if not self._here or type(self.reader) not in (ParallelReader, ForkedReader):
             return None
-        prefix = (place / "").path
+        names, prefix = self.metadata.names, (place_of(self.metadata.root) / "").path
         return lambda number: read_local(prefix + names[number])
 
     def read(self, number: int) -> bytes:

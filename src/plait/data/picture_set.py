@@ -79,6 +79,7 @@ class PictureDataset(Dataset):
         facts: Mapping[str, Any],
         order: Order | None,
         readers: int,
+        forks: bool = False,
     ) -> None:
         """`raw` gives the columns `image_name`, `image_buf`, `label` and `label_desc`, and others if it likes."""
         preprocess, augmentation = options.preprocess_fn, options.augmentation_fn
@@ -113,6 +114,7 @@ class PictureDataset(Dataset):
             drop_remainder=options.drop_remainder,
             join=_batch_preprocessed(preprocess) if preprocess is not None and in_batches else None,
             readers=readers,
+            forks=forks,
             capacity=options.capacity,
         )
         if preprocess is not None and in_batches:

@@ -17,8 +17,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Made(Protocol[T_co]):
     """A group on its way."""
 
-    def work(self, place: int) -> None:
-        """Work out the item at `place`. Several threads do, each its own places."""
+    def work(self, places: range) -> None:
+        """Work out the items at these places. Several threads do, each its own."""
 
     def result(self) -> T_co:
         """The group; asked for once, when all items are worked out."""
@@ -31,8 +31,9 @@ Maker = Callable[[Sequence[Any]], Made[T]]
 class _Group(Generic[T]):
     """One group on its way: the thread that finishes its last part puts the parts together."""
 
-    def __init__(self, items: Sequence[Any], parts: int, maker: Maker[T]) -> None:
+    def __init__(self, items: Sequence[Any], parts: int, maker: Maker[T], at_once: int) -> None:
         self.items = items
+        self._at_once = at_once
         self.made = maker(items)
         self.done: Future[T] = Future()
         self._left = parts
@@ -40,10 +41,10 @@ class _Group(Generic[T]):
 
     def work(self, start: int, end: int) -> None:
         try:
-            for place in range(start, end):
+            for place in range(start, end, self._at_once):
                 if self.done.done():  # another part failed, or nobody listens any more
                     return
-                self.made.work(place)
+                self.made.work(range(place, min(place + self._at_once, end)))
         except BaseException as error:  # noqa: BLE001 - it is raised where the group is waited for
             self._fail(error)
             return
@@ -65,11 +66,12 @@ class _Group(Generic[T]):
 
 
 def read_groups(
-    groups: Iterator[Sequence[Any]], maker: Maker[T], *, threads: int, ahead: int
+    groups: Iterator[Sequence[Any]], maker: Maker[T], *, threads: int, ahead: int, at_once: int = 1
 ) -> Generator[T, None, None]:
     """What `maker` makes of every group, in order.
 
-    While one is looked at, about `ahead` items are worked out in advance: whole groups, as many as it takes.
+    While one is looked at, about `ahead` items are worked out in advance: whole groups, as many as it takes. A thread
+    is given `at_once` items of its part at a time.
     """
     waiting: deque[_Group[T]] = deque()
     held = 0
@@ -80,7 +82,7 @@ def read_groups(
                 items = next(groups, None)
                 if items is None:
                     break
-                waiting.append(_submitted(pool, items, maker, threads))
+                waiting.append(_submitted(pool, items, maker, threads, at_once))
                 held += len(items)
             if not waiting:
                 return
@@ -93,11 +95,13 @@ def read_groups(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submitted(pool: ThreadPoolExecutor, items: Sequence[Any], maker: Maker[T], threads: int) -> _Group[T]:
+def _submitted(
+    pool: ThreadPoolExecutor, items: Sequence[Any], maker: Maker[T], threads: int, at_once: int
+) -> _Group[T]:
     size = len(items)
     part = max(1, -(-size // threads))
     starts = range(0, max(1, size), part)  # a group of nothing has a part, too: somebody has to finish it
-    group = _Group(items, len(starts), maker)
+    group = _Group(items, len(starts), maker, at_once)
     for start in starts:
         pool.submit(group.work, start, min(start + part, size))
     return group

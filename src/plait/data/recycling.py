@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Recycled"]
+__all__ = ["Block", "Recycled", "unheld"]
 
 Block = NDArray[np.uint8]
 
@@ -25,6 +25,11 @@ def _holders(blocks: Sequence[Block]) -> list[int]:
 
 
 _UNHELD = _holders([np.empty(1, np.uint8)])[0]
+
+
+def unheld(blocks: Sequence[Block]) -> list[int]:
+    """The places of those blocks that nothing but this list holds."""
+    return [place for place, holders in enumerate(_holders(blocks)) if holders == _UNHELD]
 
 
 class Recycled:
@@ -46,7 +51,7 @@ class Recycled:
         return tensor.view(tuple(shape))
 
     def _unheld(self, size: int) -> Block | None:
-        for place, holders in enumerate(_holders(self._blocks)):
-            if holders == _UNHELD and self._blocks[place].nbytes == size:
+        for place in unheld(self._blocks):
+            if self._blocks[place].nbytes == size:
                 return self._blocks[place]
         return None

@@ -10,7 +10,7 @@ from plait.data.folders import (
     split_image_classification_dataset,
 )
 from plait.data.layouts import get_dataset_meta
-from plait.data.raw import AsyncRawGenerator, ParallelReader
+from plait.data.raw import AsyncRawGenerator, ForkedReader, ParallelReader
 from plait.data.record_sets import ImageClassificationTFRecordDataset, get_dataset
 from plait.engine.evaluation_hooks import (
     AggregativeSessionRunHook,
@@ -38,6 +38,7 @@ __all__ = [
     "ExportKeys",
     "ExportSpec",
     "FeedSessionRunHook",
+    "ForkedReader",
     "GraphKeys",
     "ImageClassificationRawDataset",
     "ImageClassificationRawMetadata",

@@ -1,0 +1,162 @@
+"""Processes that read end with what asked for them, and say so where they end before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plait.data import forking
+from plait.data.datasets import Dataset, column_source
+from plait.data.forking import Forked
+from plait.errors import DataError
+
+SECONDS = 20.0
+
+
+def children():
+    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+def wait_until_ended(pids):
+    until = time.monotonic() + SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until, f"of {pids}, some are still there"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def echo():
+    processes = Forked(lambda request: (os.getpid(), request), 2)
+    yield processes
+    processes.close()
+
+
+def test_they_answer_many_at_once(echo):
+    found = []
+    threads = [threading.Thread(target=lambda n=n: found.append(echo.ask(n))) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert sorted(number for _, number in found) == list(range(20))
+    assert os.getpid() not in {pid for pid, _ in found}
+
+
+def test_closing_ends_them():
+    before = children()
+    processes = Forked(lambda request: request, 3)
+    assert len(children() - before) == 3
+    processes.close()
+    assert children() - before == set()
+
+
+def test_one_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr(forking, "END_SECONDS", 0.2)
+    processes = Forked(time.sleep, 1)
+    thread = threading.Thread(target=lambda: pytest.raises(DataError, processes.ask, 1000))
+    thread.start()
+    time.sleep(0.2)
+    begun = time.monotonic()
+    processes.close()
+    thread.join(SECONDS)
+    assert time.monotonic() - begun < SECONDS
+    assert not thread.is_alive()
+
+
+def test_one_that_is_killed_is_named(echo):
+    pid, _ = echo.ask(1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"was ended by signal 9; was there too little memory\?"):
+        [echo.ask(number) for number in range(2)]
+
+
+def test_one_that_leaves_is_named():
+    processes = Forked(os._exit, 1)
+    with pytest.raises(DataError, match="has ended with exit code 3"):
+        processes.ask(3)
+    processes.close()
+
+
+def test_an_interrupt_is_the_parents(echo):
+    pid, _ = echo.ask(1)
+    os.kill(pid, signal.SIGINT)
+    assert {echo.ask(number)[1] for number in range(4)} == set(range(4))
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "error"])
+def test_a_pass_that_is_broken_off_leaves_none(end):
+    dataset = Dataset("rows", 400, {"x": lambda number: np.full(9000, number)}, readers=2, forks=True)
+    before = children()
+    batches = column_source(dict(dataset.columns)).batched(4).batches(0, 0)
+    next(batches)
+    assert children() - before == set()  # threads make the first
+    next(batches)
+    assert len(children() - before) == 2
+    if end == "close":
+        batches.close()
+    elif end == "error":
+        with pytest.raises(ValueError, match="stop"):
+            batches.throw(ValueError("stop"))
+    else:
+        del batches
+    wait_until_ended(children() - before)
+
+
+def killed_at_50(number):
+    if number == 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.zeros(9000)
+
+
+def test_a_process_that_is_killed_ends_the_pass():
+    dataset = Dataset("rows", 400, {"x": killed_at_50}, readers=2, forks=True)
+    with pytest.raises(DataError, match="ended by signal 9"):
+        list(column_source(dict(dataset.columns)).batched(4).batches(0, 0))
+
+
+PARENT = """
+import sys, time
+import numpy as np
+from plait.data.datasets import Dataset, column_source
+
+def batches():
+    dataset = Dataset("rows", 10**6, {"x": lambda number: np.full(9000, number)}, readers=3, forks=True)
+    return column_source(dict(dataset.columns)).batched(4).batches(0, 0)
+
+def started():
+    found = batches()
+    next(found), next(found)
+    return found
+
+first, second = started(), started()  # children of one know the lines of the other's
+print("ready", flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("end", ["wait", "end"])
+def test_they_go_when_the_parent_goes(tmp_path, end):
+    script = tmp_path / "script.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script), end], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout.readline() == "ready\n"
+            if end == "wait":
+                found = Path("/proc").glob(f"{parent.pid}/task/*/children")
+                ours = [int(pid) for file in found for pid in file.read_text().split()]
+                assert len(ours) == 6
+                parent.kill()
+                wait_until_ended(ours)
+            assert parent.wait(SECONDS) == (-9 if end == "wait" else 0)
+            assert parent.stdout.read() == ""
+        finally:
+            parent.kill()
