@@ -74,7 +74,7 @@ def test_one_that_does_not_listen_is_killed(monkeypatch):
 def test_one_that_is_killed_is_named(echo):
     pid, _ = echo.ask(1)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"was ended by signal 9; was there too little memory\?"):
+    with pytest.raises(DataError, match=r"was ended by signal 9; was there too little memory\?.*without reader_class"):
         [echo.ask(number) for number in range(2)]
 
 
@@ -91,13 +91,83 @@ def test_an_interrupt_is_the_parents(echo):
     assert {echo.ask(number)[1] for number in range(4)} == set(range(4))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_moment_of_forking_does_not_reach_the_program_in_the_child(number, monkeypatch):
+    fork = os.fork
+
+    def forked():
+        pid = fork()
+        if pid == 0:
+            os.kill(os.getpid(), number)
+        return pid
+
+    monkeypatch.setattr(os, "fork", forked)
+    processes = Forked(lambda request: request, 2)
+    assert [processes.ask(each) for each in range(4)] == [0, 1, 2, 3]
+    processes.close()
+
+
+def test_a_fork_that_fails_is_named(monkeypatch):
+    def failing():
+        raise OSError(12, "Cannot allocate memory")
+
+    lines = len(forking._ends)
+    monkeypatch.setattr(os, "fork", failing)
+    with pytest.raises(DataError, match="no process could be forked to read samples: Cannot allocate memory; lower"):
+        Forked(lambda request: request, 2)
+    assert len(forking._ends) == lines
+
+
+def test_one_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 0.2)
+    processes = Forked(time.sleep, 1)
+    with pytest.raises(DataError, match="has not answered for 0 seconds and was ended: look for a function"):
+        processes.ask(1000)
+    processes.close()
+
+
+def test_another_process_that_is_forked_keeps_none_alive():
+    processes = Forked(lambda request: request, 2)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(SECONDS)
+        os._exit(0)
+    begun = time.monotonic()
+    processes.close()
+    assert time.monotonic() - begun < forking.END_SECONDS
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_program_that_leaves_in_a_process_is_an_error():
+    processes = Forked(lambda request: sys.exit("no data"), 1)
+    with pytest.raises(DataError, match="SystemExit: no data"):
+        processes.ask(1)
+    processes.close()
+
+
+def test_a_pass_with_processes_that_are_stuck_can_be_closed(monkeypatch):
+    monkeypatch.setattr(forking, "END_SECONDS", 0.3)
+
+    def stuck(number):
+        if number >= 8:
+            time.sleep(1000)
+        return np.full(9000, number)
+
+    dataset = Dataset("rows", 400, {"x": stuck}, readers=2, forks=True)
+    batches = column_source(dict(dataset.columns)).batched(4).batches(0, 0)
+    next(batches)
+    begun = time.monotonic()
+    batches.close()
+    assert time.monotonic() - begun < SECONDS
+
+
 @pytest.mark.parametrize("end", ["close", "drop", "error"])
 def test_a_pass_that_is_broken_off_leaves_none(end):
     dataset = Dataset("rows", 400, {"x": lambda number: np.full(9000, number)}, readers=2, forks=True)
     before = children()
     batches = column_source(dict(dataset.columns)).batched(4).batches(0, 0)
-    next(batches)
-    assert children() - before == set()  # threads make the first
+    assert children() - before == set()
     next(batches)
     assert len(children() - before) == 2
     if end == "close":
@@ -133,7 +203,7 @@ def batches():
 
 def started():
     found = batches()
-    next(found), next(found)
+    next(found)
     return found
 
 first, second = started(), started()  # children of one know the lines of the other's

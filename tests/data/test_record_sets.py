@@ -18,6 +18,7 @@ from plait.data.datasets import column_source
 from plait.data.example import make_example
 from plait.data.folders import ImageClassificationTFRecordMetadata
 from plait.data.pictures import encode_jpeg, encode_png
+from plait.data.raw import ForkedReader, ParallelReader
 from plait.data.record_sets import ImageClassificationTFRecordDataset, get_dataset, mixed
 from plait.data.stream import Stream
 from plait.data.tfrecord import TFRecordWriter, read_records
@@ -539,3 +540,25 @@ def test_broken_files(tmp_path):
 @pytest.mark.slow
 def test_many_broken_files(tmp_path):
     check_broken_files(tmp_path, 2000, 2)
+
+
+class TestForkedReader:
+    def test_it_gives_what_threads_give(self, base):
+        names = ("image", "label", "label_desc")
+        found, expected = (
+            batches(make(base, reader_class=kind, seed=2), *names, batch_size=5) for kind in (ForkedReader, None)
+        )
+        assert len(found) == 4
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one[0], other[0])
+            assert torch.equal(one[1], other[1])
+            assert one[2] == other[2]
+
+    def test_compressed_files_are_for_threads(self, tmp_path):
+        write_set(tmp_path, "GZIP")
+        with pytest.raises(ConfigError, match=r"train_0.tfrecord' is compressed.*leave reader_class out"):
+            make(tmp_path, reader_class=ForkedReader)
+
+    def test_other_readers_are_refused(self, base):
+        with pytest.raises(ConfigError, match=r"by threads \(None\) or by ForkedReader"):
+            make(base, reader_class=ParallelReader)

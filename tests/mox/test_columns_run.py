@@ -353,6 +353,13 @@ class TestPictures:
             model = self.run(dataset, log_dir=log_dir, max_number_of_steps=steps)
         assert same(weights(model), expected)
 
+    def test_forked_readers_train_to_the_same_bits_from_anywhere(self, tmp_path, folder):
+        expected = weights(self.run(self.pictures(folder, skip_broken=True), max_number_of_steps=8))
+        for steps in (3, 8):
+            dataset = self.pictures(folder, skip_broken=True, reader_class=mox.ForkedReader)
+            model = self.run(dataset, log_dir=str(tmp_path / "log"), max_number_of_steps=steps)
+        assert same(weights(model), expected)
+
 
 def test_an_error_before_the_first_step_leaves_no_reader():
     """Though somebody keeps the error, and with it the model."""

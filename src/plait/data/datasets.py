@@ -17,7 +17,7 @@ from plait.data.columns import Column, Evaluation, Origin, SkippedSample, descri
 from plait.data.forking import Forked
 from plait.data.reading import read_groups
 from plait.data.recycling import Recycled
-from plait.data.rows import ForkedRows, Form, Rows, SharedBatches, stacked, worked
+from plait.data.rows import ForkedRows, Form, Rows, SharedBatches, forms_of, stacked, worked
 from plait.data.sources import as_tensor
 from plait.errors import ConfigError, DataError, FunctionError, PlaitError
 from plait.rng import derive_seed
@@ -29,7 +29,7 @@ log = logging.getLogger("plait")
 SKIPPED: Any = object()
 """In the place of a sample that was left out."""
 _HELD = 5
-"""Batches of processes that somebody may hold beside those on their way; where more are held, threads make the next."""
+"""Batches of processes that somebody may hold beside those on their way; where more are held, the next are sent."""
 
 
 class Order(Protocol):
@@ -193,9 +193,8 @@ class ColumnSource:
         self.of_batches = Evaluation(self._wanted) if own else None
         self.in_place = self.batch_size is not None and (not own or dataset.stacks)
         """Whether rows are put into a batch as they come; samples, and rows for a function of the user's, are not."""
-        self.layout: dict[int, Form] | None = None
-        """Of those columns that are put into batches, when a batch has shown it."""
         self._shared: SharedBatches | None = None
+        self._lock = threading.Lock()
 
     def batched(self, batch_size: int) -> ColumnSource:
         """The same in batches; those of a data set that makes its own stay."""
@@ -236,20 +235,40 @@ class ColumnSource:
         return max(self.dataset.capacity, 2 * self._group)
 
     def _forked(self, groups: Iterator[Sequence[int]], epoch: int) -> Generator[Any, None, None]:
-        """The same by processes. Threads make the very first batch: it shows what memory batches need."""
-        if self.layout is None:
-            yield from self._read(itertools.islice(groups, 1), functools.partial(Rows, self, epoch))
-        if self.layout is None:
+        """The same by processes."""
+        first = next(groups, None)
+        if first is None:
             return
-        if self._shared is None:
-            count = -(-self._ahead // self._group) + _HELD
-            self._shared = SharedBatches(self.layout, self._group, count)
-        processes = Forked(functools.partial(worked, self, self._shared), self.dataset.readers)
-        maker = functools.partial(ForkedRows, self, epoch, processes, self._shared)
+        shared = self._shared_batches(epoch, first)
+        processes = Forked(functools.partial(worked, self, shared), self.dataset.readers, self.dataset.seed + epoch)
+        maker = functools.partial(ForkedRows, self, epoch, processes, shared)
+        made = self._read(itertools.chain([first], groups), maker, at_once=self._group)
         try:
-            yield from self._read(groups, maker, at_once=self._group)
+            for batch in made:  # noqa: UP028 - `yield from` would close it before anybody could hurry the processes
+                yield batch
         finally:
-            processes.close()
+            processes.end_soon()
+            try:
+                made.close()
+            finally:
+                processes.close()
+
+    def _shared_batches(self, epoch: int, numbers: Sequence[int]) -> SharedBatches:
+        """Memory that processes share; a row, made for this alone, shows what batches need."""
+        with self._lock:
+            if self._shared is None:
+                forms: dict[int, Form] = {}
+                for number in numbers:
+                    try:
+                        forms = forms_of(self.of_rows(number, (self.dataset.seed, epoch, number)))
+                    except SkippedSample:
+                        continue
+                    except PlaitError:  # it will come again, from a process, at its place
+                        pass
+                    break
+                count = -(-self._ahead // self._group) + _HELD
+                self._shared = SharedBatches(forms, self._group, count)
+            return self._shared
 
     def fingerprint(self) -> dict[str, Any]:
         facts = self.dataset.facts()

@@ -50,7 +50,10 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Generator[Sample, Non
         return
     reader = None
     try:
-        yield _there(first, device)
+        there = _there(first, device)
+        del first  # its memory is wanted for other batches
+        yield there
+        del there
         reader = _Reader(batches, device)  # not for the first: a model that is only built needs no thread
         yield from reader
     finally:
@@ -95,8 +98,10 @@ class _Reader:
         except BaseException as error:  # noqa: BLE001 - whoever waits for the batch gets it
             last = error
         finally:
-            _close(self._batches)
-            self._put(last)
+            try:
+                _close(self._batches)
+            finally:
+                self._put(last)
 
     def _copied(self, sample: Sample) -> tuple[Sample, torch.cuda.Event]:
         with torch.cuda.stream(self._stream):

@@ -17,7 +17,7 @@ from plait.data.folder_sets import ImageClassificationRawDataset
 from plait.data.folders import ImageClassificationTFRecordMetadata
 from plait.data.layouts import Pictures, get_dataset_meta, read_layout
 from plait.data.picture_set import FIELDS, RAW_FIELDS, Options, PictureDataset, digest, many_hot
-from plait.data.raw import Cache, temporary_cache
+from plait.data.raw import Cache, ForkedReader, temporary_cache
 from plait.data.stores import LOCAL, Url, place_of
 from plait.errors import ConfigError, DataError
 from plait.rng import derive_seed
@@ -39,7 +39,8 @@ class ImageClassificationTFRecordDataset(PictureDataset):
     With `shuffle`, the files come in another order at each pass, and a record may move by `shuffle_buffer_size` places,
     so that files are read about in order. Files that are not local are fetched first, into `cache_dir` or a temporary
     directory. `custom_feature_keys` are features that become fields of their own; `custom_feature_values` are what they
-    are where a record lacks them. The other arguments are those of `ImageClassificationRawDataset`.
+    are where a record lacks them. `num_parallel` threads read and decode; with `reader_class=ForkedReader`, processes.
+    The other arguments are those of `ImageClassificationRawDataset`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ImageClassificationTFRecordDataset(PictureDataset):
         label_one_hot: bool = False,
         *,
         meta: ImageClassificationTFRecordMetadata | None = None,
+        reader_class: type[ForkedReader] | None = None,
         channels: int = 3,
         skip_broken: bool = False,
         seed: int = 0,
@@ -70,6 +72,7 @@ class ImageClassificationTFRecordDataset(PictureDataset):
         self.metadata = _either(metadata, meta)
         self._cache, paths = _local_files(self.metadata.files, cache_dir, remove_cache_on_finish, num_parallel)
         records = _Records(paths, self.metadata.names)
+        _check_reader(reader_class, records)
         custom = _custom(custom_feature_keys, custom_feature_values)
         columns = _Columns(records, self.metadata, custom, label_one_hot)
         super().__init__(
@@ -83,6 +86,18 @@ class ImageClassificationTFRecordDataset(PictureDataset):
             },
             order=mixed(records.sizes, shuffle_buffer_size, seed) if shuffle else None,
             readers=private_num_threads if private_num_threads > 0 else num_parallel,
+            forks=reader_class is not None,
+        )
+
+
+def _check_reader(reader_class: Any, records: _Records) -> None:
+    if reader_class not in (None, ForkedReader):
+        raise ConfigError(f"reader_class={reader_class!r}: records are read by threads (None) or by ForkedReader")
+    compressed = [name for name, file in zip(records.names, records.files, strict=True) if file.compression]
+    if reader_class is not None and compressed:
+        raise ConfigError(
+            f"reader_class=ForkedReader: {compressed[0]!r} is compressed, and can only be read from its beginning,"
+            " which each process would do; leave reader_class out, or write the records uncompressed"
         )
 
 

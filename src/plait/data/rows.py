@@ -20,7 +20,7 @@ from plait.errors import DataError
 if TYPE_CHECKING:
     from plait.data.datasets import ColumnSource
 
-__all__ = ["ForkedRows", "Form", "Request", "Rows", "SharedBatches", "stacked", "worked"]
+__all__ = ["ForkedRows", "Form", "Request", "Rows", "SharedBatches", "forms_of", "stacked", "worked"]
 
 _LARGE = 16 << 10
 
@@ -35,6 +35,13 @@ class Form(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     kind: torch.dtype
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> Form | None:
+        """None: torch knows no tensors of it."""
+        if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+            return None
+        return cls(array.shape, array.dtype, torch.from_numpy(np.empty(0, array.dtype)).dtype)
 
     def bytes_of(self, rows: int) -> int:
         return rows * math.prod(self.shape) * self.dtype.itemsize
@@ -61,14 +68,13 @@ class SharedBatches:
         self._forms = dict(forms)
         self._blocks = {column: SharedBlocks(count, form.bytes_of(rows)) for column, form in forms.items()}
 
-    def take(self, rows: int) -> dict[int, tuple[int, torch.Tensor]] | None:
-        """For each of the columns, a block's number and the batch's tensor in it; None if all are held."""
+    def take(self, rows: int) -> dict[int, tuple[int, torch.Tensor]]:
+        """For each of the columns that has one left, a block's number and the batch's tensor in it."""
         found = {}
         for column, form in self._forms.items():
             block = self._blocks[column].take((rows, *form.shape), form.kind)
-            if block is None:
-                return None
-            found[column] = block
+            if block is not None:
+                found[column] = block
         return found
 
     def arrays(self, numbers: Mapping[int, int], rows: int) -> dict[int, NDArray[Any]]:
@@ -114,13 +120,7 @@ class Rows:
         self._rows[place] = row
 
     def result(self) -> Any:
-        found = self._source.result(self._epoch, self._numbers, self)
-        if self._source.layout is None:
-            self._source.layout = {
-                column: Form(batch.shape[1:], batch.dtype, self._batches[column].dtype)
-                for column, batch in self._large.items()
-            }
-        return found
+        return self._source.result(self._epoch, self._numbers, self)
 
     def single(self) -> list[Any]:
         return self.listed()[0]
@@ -149,11 +149,11 @@ class Rows:
     def _begun(self, column: int, array: NDArray[Any]) -> NDArray[Any]:
         with self._lock:
             if column not in self._large:
-                if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+                form = Form.of(array)
+                if form is None:
                     return np.empty(0)  # which no value is like
-                kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-                shape = (len(self._numbers), *array.shape)
-                self._batches[column] = batch = self._source.recycled.empty(shape, kind)
+                shape = (len(self._numbers), *form.shape)
+                self._batches[column] = batch = self._source.recycled.empty(shape, form.kind)
                 self._large[column] = batch.numpy()
             return self._large[column]
 
@@ -171,22 +171,18 @@ class Rows:
 
 
 class ForkedRows(Rows):
-    """The same, worked out by processes; by this one, if there is no shared memory left for the batch."""
+    """The same, worked out by processes. Where all shared memory is held, they send what they have made."""
 
     def __init__(
         self, source: ColumnSource, epoch: int, processes: Forked, shared: SharedBatches, numbers: Sequence[int]
     ) -> None:
         super().__init__(source, epoch, numbers)
         self._processes = processes
-        taken = shared.take(len(numbers))
-        self._blocks = None if taken is None else {column: number for column, (number, _) in taken.items()}
-        for column, (_, batch) in (taken or {}).items():
-            self._batches[column], self._large[column] = batch, batch.numpy()
+        self._blocks: dict[int, int] = {}
+        for column, (number, batch) in shared.take(len(numbers)).items():
+            self._blocks[column], self._batches[column], self._large[column] = number, batch, batch.numpy()
 
     def work(self, places: range) -> None:
-        if self._blocks is None:
-            super().work(places)
-            return
         numbers = [self._numbers[place] for place in places]
         request = Request(self._epoch, numbers, places.start, len(self._numbers), self._blocks)
         for place, row in zip(places, self._processes.ask(tuple(request)), strict=True):
@@ -213,6 +209,17 @@ def _row(source: ColumnSource, request: Request, place: int, batches: Mapping[in
         batch = batches.get(column)
         row[column] = value if batch is None else _put(batch, request.start + place, value)
     return row
+
+
+def forms_of(row: Sequence[Any]) -> dict[int, Form]:
+    """Of a row's large values: what those of other rows are expected to be like."""
+    found = {}
+    for column, value in enumerate(row):
+        array = _array(value) if isinstance(value, (np.ndarray, torch.Tensor)) else None
+        form = None if array is None or array.nbytes < _LARGE else Form.of(array)
+        if form is not None:
+            found[column] = form
+    return found
 
 
 def _array(value: NDArray[Any] | torch.Tensor) -> NDArray[Any] | None:
