@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,18 +17,30 @@ import pytest
 from plait.data import forking
 from plait.data.datasets import Dataset, column_source
 from plait.data.forking import Forked
-from plait.errors import DataError
+from plait.errors import DataError, FunctionError
 
 SECONDS = 20.0
 
 
 def children():
-    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    found = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended in between
+            found |= {int(pid) for pid in file.read_text().split()}
+    return found
+
+
+def running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # ended, and nobody has looked yet
 
 
 def wait_until_ended(pids):
     until = time.monotonic() + SECONDS
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while any(map(running, pids)):
         assert time.monotonic() < until, f"of {pids}, some are still there"
         time.sleep(0.01)
 
@@ -63,7 +76,8 @@ def test_one_that_does_not_listen_is_killed(monkeypatch):
     processes = Forked(time.sleep, 1)
     thread = threading.Thread(target=lambda: pytest.raises(DataError, processes.ask, 1000))
     thread.start()
-    time.sleep(0.2)
+    while not processes._idle.empty():
+        time.sleep(0.01)
     begun = time.monotonic()
     processes.close()
     thread.join(SECONDS)
@@ -139,6 +153,52 @@ def test_another_process_that_is_forked_keeps_none_alive():
     os.waitpid(pid, 0)
 
 
+def test_a_process_that_somebody_else_forked_ends_nobodys_readers(echo):
+    pid = os.fork()
+    if pid == 0:
+        echo.end_soon()
+        echo.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert {echo.ask(number)[1] for number in range(4)} == set(range(4))
+
+
+def test_an_interrupt_while_one_is_forked_leaves_none(monkeypatch):
+    fork, before = os.fork, children()
+
+    def forked():
+        pid = fork()
+        if pid:
+            signal.raise_signal(signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(os, "fork", forked)
+    lines = len(forking._ends)
+    with pytest.raises(KeyboardInterrupt):
+        Forked(lambda request: request, 2)
+    assert children() - before == set()
+    assert len(forking._ends) == lines
+
+
+def test_a_process_may_read_with_processes_of_its_own():
+    def inner(count):
+        processes = Forked(lambda request: request + 1, 1)
+        try:
+            return [processes.ask(number) for number in range(count)]
+        finally:
+            processes.close()
+
+    processes = Forked(inner, 2)
+    assert processes.ask(3) == [1, 2, 3]
+    processes.close()
+
+
+def test_sigterm_ends_one_whose_parent_is_gone_and_no_other(echo):
+    pid, _ = echo.ask(1)
+    os.kill(pid, signal.SIGTERM)
+    assert {echo.ask(number)[1] for number in range(4)} == set(range(4))
+
+
 def test_a_program_that_leaves_in_a_process_is_an_error():
     processes = Forked(lambda request: sys.exit("no data"), 1)
     with pytest.raises(DataError, match="SystemExit: no data"):
@@ -159,6 +219,23 @@ def test_a_pass_with_processes_that_are_stuck_can_be_closed(monkeypatch):
     next(batches)
     begun = time.monotonic()
     batches.close()
+    assert time.monotonic() - begun < SECONDS
+
+
+def test_an_error_does_not_wait_for_those_that_are_stuck(monkeypatch):
+    monkeypatch.setattr(forking, "END_SECONDS", 0.3)
+
+    def stuck(number):
+        if number == 5:
+            time.sleep(1000)
+        if number == 9:
+            raise ValueError("wrong")
+        return np.full(9000, number)
+
+    dataset = Dataset("rows", 400, {"x": stuck}, readers=3, forks=True)
+    begun = time.monotonic()
+    with pytest.raises((DataError, FunctionError), match="wrong|did not answer"):
+        list(column_source(dict(dataset.columns)).batched(4).batches(0, 2))
     assert time.monotonic() - begun < SECONDS
 
 

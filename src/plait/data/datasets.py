@@ -17,7 +17,7 @@ from plait.data.columns import Column, Evaluation, Origin, SkippedSample, descri
 from plait.data.forking import Forked
 from plait.data.reading import read_groups
 from plait.data.recycling import Recycled
-from plait.data.rows import ForkedRows, Form, Rows, SharedBatches, forms_of, stacked, worked
+from plait.data.rows import ForkedRows, Rows, SharedBatches, forms_of, stacked, worked
 from plait.data.sources import as_tensor
 from plait.errors import ConfigError, DataError, FunctionError, PlaitError
 from plait.rng import derive_seed
@@ -28,6 +28,8 @@ log = logging.getLogger("plait")
 
 SKIPPED: Any = object()
 """In the place of a sample that was left out."""
+_AT_ONCE = 32
+"""Samples that a process is asked for at a time."""
 _HELD = 5
 """Batches of processes that somebody may hold beside those on their way; where more are held, the next are sent."""
 
@@ -225,9 +227,9 @@ class ColumnSource:
         return self._read(groups, functools.partial(Rows, self, epoch))
 
     def _read(
-        self, groups: Iterator[Sequence[int]], maker: Callable[[Sequence[int]], Rows], at_once: int = 1
+        self, groups: Iterator[Sequence[int]], maker: Callable[[Sequence[int]], Rows], **more: Any
     ) -> Generator[Any, None, None]:
-        return read_groups(groups, maker, threads=self.dataset.readers, ahead=self._ahead, at_once=at_once)
+        return read_groups(groups, maker, threads=self.dataset.readers, ahead=self._ahead, **more)
 
     @property
     def _ahead(self) -> int:
@@ -240,35 +242,31 @@ class ColumnSource:
         if first is None:
             return
         shared = self._shared_batches(epoch, first)
-        processes = Forked(functools.partial(worked, self, shared), self.dataset.readers, self.dataset.seed + epoch)
-        maker = functools.partial(ForkedRows, self, epoch, processes, shared)
-        made = self._read(itertools.chain([first], groups), maker, at_once=self._group)
+        seed = derive_seed(self.dataset.seed, "pass", epoch, first[0])
+        processes = Forked(functools.partial(worked, self, shared), self.dataset.readers, seed)
         try:
-            for batch in made:  # noqa: UP028 - `yield from` would close it before anybody could hurry the processes
-                yield batch
+            maker = functools.partial(ForkedRows, self, epoch, processes, shared)
+            every = itertools.chain([first], groups)
+            yield from self._read(every, maker, at_once=_AT_ONCE, on_end=processes.end_soon)
         finally:
-            processes.end_soon()
-            try:
-                made.close()
-            finally:
-                processes.close()
+            processes.close()
 
     def _shared_batches(self, epoch: int, numbers: Sequence[int]) -> SharedBatches:
         """Memory that processes share; a row, made for this alone, shows what batches need."""
-        with self._lock:
-            if self._shared is None:
-                forms: dict[int, Form] = {}
-                for number in numbers:
-                    try:
-                        forms = forms_of(self.of_rows(number, (self.dataset.seed, epoch, number)))
-                    except SkippedSample:
-                        continue
-                    except PlaitError:  # it will come again, from a process, at its place
-                        pass
-                    break
-                count = -(-self._ahead // self._group) + _HELD
-                self._shared = SharedBatches(forms, self._group, count)
+        count = -(-self._ahead // self._group) + _HELD
+        if self._shared is not None:
             return self._shared
+        for number in numbers:
+            try:
+                forms = forms_of(self.of_rows(number, (self.dataset.seed, epoch, number)))
+            except SkippedSample:
+                continue
+            except PlaitError:  # it will come again, from a process, at its place
+                break
+            with self._lock:
+                self._shared = self._shared or SharedBatches(forms, self._group, count)
+            return self._shared
+        return SharedBatches({}, self._group, count)
 
     def fingerprint(self) -> dict[str, Any]:
         facts = self.dataset.facts()

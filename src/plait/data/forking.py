@@ -7,6 +7,7 @@ forked needs no importing and no pickling of functions. It never returns into th
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import mmap
 import os
@@ -40,19 +41,22 @@ ANSWER_SECONDS = 300.0
 """How long one may take to answer: it may wait for a lock that a thread held when it was forked."""
 
 _ends: set[Connection] = set()
-"""This process's ends of the lines to its children."""
-_line_lock = threading.Lock()
-"""A process that is forked in between would keep an end of a line that is being made, or taken down."""
+"""This process's ends of lines: a process that is forked from it must not keep them open."""
+_line_lock = threading.RLock()
+"""Held while a line is made or taken down, or a process that is forked meanwhile would keep an end."""
 
 
 def _forget_lines() -> None:
-    """In any process that is forked from this one: it must not keep another's line open."""
+    """In any process that is forked from this one."""
+    global _line_lock  # noqa: PLW0603 - whoever holds it is in the other process
+    _line_lock = threading.RLock()
     for end in _ends:
         end.close()
     _ends.clear()
 
 
-os.register_at_fork(after_in_child=_forget_lines)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lines)
 
 
 class SharedBlocks:
@@ -60,7 +64,13 @@ class SharedBlocks:
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
-        self._blocks: list[Block] = [np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8) for _ in range(count)]
+        try:
+            self._blocks: list[Block] = [np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8) for _ in range(count)]
+        except OSError as error:
+            raise DataError(
+                f"there is no memory for {count} batches of {size} bytes that processes share: {error.strerror}; give a"
+                " smaller batch_size, or leave reader_class=ForkedReader out"
+            ) from error
         self._lock = threading.Lock()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, torch.Tensor] | None:
@@ -90,15 +100,30 @@ class Forked:
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._children: list[_Child] = []
         self._killing: threading.Timer | None = None
-        # Python warns of threads, which may hold locks at this moment; hence `ANSWER_SECONDS`
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"plait\.data\.forking")
+        self._owner = os.getpid()
+        _expect_warning()
         try:
             for number in range(count):
-                self._children.append(_forked(work, derive_seed(seed, "process", number)))
-                self._idle.put(self._children[-1])
+                self._fork(work, derive_seed(seed, "process", number))
         except BaseException:
             self.close()
             raise
+
+    def _fork(self, work: Callable[[Any], Any], seed: int) -> None:
+        _flush()  # or the child would write it again
+        with _line_lock:
+            # an interrupt must not reach the child while it is still the program that it was forked from
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            try:
+                self._children.append(_forked(work, seed, mask))
+                self._idle.put(self._children[-1])
+            except OSError as error:
+                raise DataError(
+                    f"no process could be forked to read samples: {error.strerror}; lower num_readers, or leave"
+                    " reader_class=ForkedReader out"
+                ) from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # an interrupt that came is raised here
 
     def ask(self, request: Any) -> Any:
         child = self._idle.get()
@@ -109,6 +134,8 @@ class Forked:
 
     def end_soon(self) -> None:
         """Nobody needs answers any more: those who still wait for one get an error after `END_SECONDS`."""
+        if os.getpid() != self._owner:
+            return  # a process that was forked by somebody else, and has no readers
         if sys.is_finalizing():  # no thread can be started any more
             self._kill()
         elif self._killing is None:
@@ -122,13 +149,13 @@ class Forked:
 
     def close(self) -> None:
         """End the processes. Whoever is asking one is answered, or told after `END_SECONDS`."""
+        if os.getpid() != self._owner:
+            return
         until = time.monotonic() + END_SECONDS
         for _ in self._children:
-            try:
-                child = self._idle.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                self._kill()
-                child = self._idle.get()
+            child = self._given_back(until) or self._given_back(until + END_SECONDS)
+            if child is None:
+                break  # whoever asked is gone; the process is, too
             child.hang_up()
         for child in self._children:
             child.wait(until)
@@ -136,13 +163,21 @@ class Forked:
             self._killing.cancel()
             self._killing.join()
 
+    def _given_back(self, until: float) -> _Child | None:
+        try:
+            return self._idle.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            self._kill()
+            return None
+
 
 class _Child:
     def __init__(self, pid: int, line: Connection) -> None:
         self._pid, self._line = pid, line
-        self._status: int | None = None
+        self._ended: str | None = None
+        """How, when it was seen to end: it has no number any more then, and another may get it."""
+        self._killed = False
         self._lock = threading.Lock()
-        """A process that was seen to end has no number any more, and another may get it."""
 
     def ask(self, request: Any) -> Any:
         try:
@@ -155,18 +190,15 @@ class _Child:
                 )
             well, answer = unpack(self._line.recv_bytes())
         except (EOFError, OSError) as error:
-            raise DataError(self._end()) from error
+            self.wait(time.monotonic() + END_SECONDS)
+            how = self._ended or "has ended"
+            raise DataError(
+                f"a process that reads samples {how}; without reader_class=ForkedReader, threads read"
+            ) from error
         if not well:
             name, words, trace = answer
             raise getattr(errors, name, DataError)(words) from _InChildError(trace)
         return answer
-
-    def _end(self) -> str:
-        self.wait(time.monotonic() + END_SECONDS)
-        code = os.waitstatus_to_exitcode(self._status or 0)
-        how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        why = "; was there too little memory? Fewer num_readers take less" if code == -signal.SIGKILL else ""
-        return f"a process that reads samples {how}{why}; without reader_class=ForkedReader, threads read"
 
     def hang_up(self) -> None:
         with _line_lock:
@@ -175,28 +207,39 @@ class _Child:
 
     def kill(self) -> None:
         with self._lock:
-            if self._status is None:
+            if self._ended is None:
+                self._killed = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
 
     def wait(self, until: float) -> None:
-        """See it end; it does by itself when its line is closed."""
-        while not self._ended():
-            if time.monotonic() > until:
-                self.kill()
-                until = float("inf")
-            time.sleep(0.002)
+        """See it end; it does by itself when its line is closed. One that does not is killed, and soon given up."""
+        for end in (until, until + END_SECONDS):
+            while not self._has_ended():
+                if time.monotonic() > end:
+                    self.kill()
+                    break
+                time.sleep(0.002)
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         with self._lock:
-            if self._status is None:
+            if self._ended is None:
                 try:
                     pid, status = os.waitpid(self._pid, os.WNOHANG)
                 except ChildProcessError:  # somebody else has seen it end
-                    pid, status = self._pid, 0
-                if pid:
-                    self._status = status
-            return self._status is not None
+                    self._ended = "has ended"
+                else:
+                    self._ended = _how(os.waitstatus_to_exitcode(status), self._killed) if pid else None
+            return self._ended is not None
+
+
+def _how(code: int, killed: bool) -> str:
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    if code == -signal.SIGKILL and killed:
+        return "was ended, since it did not answer"
+    hint = "; was there too little memory? Fewer num_readers take less" if code == -signal.SIGKILL else ""
+    return f"was ended by signal {-code}{hint}"
 
 
 class _InChildError(Exception):
@@ -206,44 +249,40 @@ class _InChildError(Exception):
         return f"in a process that reads samples:\n{self.args[0]}"
 
 
-def _forked(work: Callable[[Any], Any], seed: int) -> _Child:
-    _flush()  # or the child would write it again
-    with _line_lock:
-        ours, theirs = Pipe()
-        _ends.add(ours)
-        # an interrupt must not reach the child while it is still the program that it was forked from
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    _serve(work, theirs, seed, mask)
-                finally:
-                    os._exit(1)
-        except OSError as error:
-            ours.close()
-            _ends.discard(ours)
-            raise DataError(
-                f"no process could be forked to read samples: {error.strerror}; lower num_readers, or leave"
-                " reader_class=ForkedReader out"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
+@functools.cache
+def _expect_warning() -> None:
+    """Of threads, which may hold locks when a process is forked; hence `ANSWER_SECONDS`."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"plait\.data\.forking")
+
+
+def _forked(work: Callable[[Any], Any], seed: int, mask: Iterable[int]) -> _Child:
+    ours, theirs = Pipe()
+    _ends.add(ours)
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _serve(work, theirs, seed, mask, parent)
+            finally:
+                os._exit(1)
+    except BaseException:
+        ours.close()
+        _ends.discard(ours)
+        raise
+    finally:
+        theirs.close()
     return _Child(pid, ours)
 
 
-_IGNORED = {signal.SIGINT, signal.SIGTERM}
-"""What the parent answers: it needs its readers until it ends, and they end with it."""
-
-
-def _serve(work: Callable[[Any], Any], line: Connection, seed: int, mask: Iterable[int]) -> NoReturn:
+def _serve(work: Callable[[Any], Any], line: Connection, seed: int, mask: Iterable[int], parent: int) -> NoReturn:
     """A child's life. It frees as little as it can of what it has from its parent: some of that may be on a GPU."""
     code = 1
     try:
         gc.freeze()
-        for each in _IGNORED:
-            signal.signal(each, signal.SIG_IGN)
+        _ends.add(line)  # nor must those that a function of the user's forks keep it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers, who needs its readers until it ends
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if os.getppid() != parent else None)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         torch.set_num_threads(1)  # OpenMP's threads are not forked
         random.seed(seed)

@@ -135,6 +135,11 @@ class ForkedReader(ParallelReader):
     see what was there when a pass began, cannot use a GPU, and what they change is changed in their process alone.
     """
 
+    def __init__(self, num_readers: int) -> None:
+        super().__init__(num_readers)
+        if not hasattr(os, "fork"):
+            raise ConfigError("reader_class=ForkedReader needs a system that can fork processes: leave it out")
+
 
 class AsyncRawGenerator:
     """Reads in `num_readers` processes of their own: for object stores, whose client keeps Python busy.

@@ -66,12 +66,19 @@ class _Group(Generic[T]):
 
 
 def read_groups(
-    groups: Iterator[Sequence[Any]], maker: Maker[T], *, threads: int, ahead: int, at_once: int = 1
+    groups: Iterator[Sequence[Any]],
+    maker: Maker[T],
+    *,
+    threads: int,
+    ahead: int,
+    at_once: int = 1,
+    on_end: Callable[[], object] = bool,
 ) -> Generator[T, None, None]:
     """What `maker` makes of every group, in order.
 
     While one is looked at, about `ahead` items are worked out in advance: whole groups, as many as it takes. A thread
-    is given `at_once` items of its part at a time.
+    is given `at_once` items of its part at a time. At the end, before those that still
+    work are waited for, `on_end` is called.
     """
     waiting: deque[_Group[T]] = deque()
     held = 0
@@ -90,6 +97,7 @@ def read_groups(
             held -= len(group.items)
             yield group.done.result()
     finally:
+        on_end()
         for group in waiting:
             group.done.cancel()
         pool.shutdown(wait=True, cancel_futures=True)
