@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import mmap
 import os
 import queue
@@ -63,7 +64,6 @@ class SharedBlocks:
     """Blocks of memory that processes forked later share. One is given out again once nobody holds it."""
 
     def __init__(self, count: int, size: int) -> None:
-        self.size = size
         try:
             self._blocks: list[Block] = [np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8) for _ in range(count)]
         except OSError as error:
@@ -81,13 +81,11 @@ class SharedBlocks:
                 break
             else:
                 return None
-        bytes_needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return number, tensor[:bytes_needed].view(dtype).view(tuple(shape))
+        return number, tensor[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def array(self, number: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
         """The same memory, in a child."""
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self._blocks[number].data, dtype, count).reshape(tuple(shape))
+        return np.frombuffer(self._blocks[number].data, dtype, math.prod(shape)).reshape(tuple(shape))
 
 
 class Forked:
