@@ -59,3 +59,14 @@ def test_types_and_scalars():
     recycled = Recycled()
     assert recycled.empty((2, 3), torch.bfloat16).dtype is torch.bfloat16
     assert recycled.empty((), torch.float64).shape == ()
+
+
+def test_no_more_blocks_are_kept_than_asked_for():
+    for most in (1, 3):
+        recycled = Recycled(most)
+        held = [recycled.empty((16,), torch.uint8) for _ in range(5)]
+        assert len(recycled._blocks) == most
+        last = held[-1].data_ptr()
+        del held
+        again = [recycled.empty((16,), torch.uint8) for _ in range(most)]
+        assert last in {tensor.data_ptr() for tensor in again}

@@ -54,6 +54,44 @@ def test_gradients_add_up_over_backward_passes():
     assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
 
 
+def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._LARGE", 0)
+    made = tables(4, 5)
+    stack = Stack(made)
+    variables = [table.weight for table in made]
+
+    def gradients(factor):
+        for variable in variables:
+            variable.grad = None
+        (stack.look_up(IDS[:4].view(2, 2), summed=False).sum() * factor).backward()
+        return [variable.grad for variable in variables]
+
+    first = gradients(1)
+    place, values = first[0].data_ptr(), [one.tolist() for one in first]
+    second = gradients(3)
+    assert second[0].data_ptr() != place
+    assert [one.tolist() for one in first] == values
+    assert torch.equal(second[1], 3 * first[1])
+    del first, second
+    gradients(2)
+    again = gradients(1)
+    assert [one.tolist() for one in again] == values
+    assert len({gradients(1)[0].data_ptr() for _ in range(5)}) == 1
+    copied = copy.deepcopy(stack)
+    assert torch.equal(
+        copied.look_up(IDS[:4].view(2, 2), summed=False), stack.look_up(IDS[:4].view(2, 2), summed=False)
+    )
+
+
+def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again(monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._LARGE", 0)
+    made = tables(4, 5)
+    stack = Stack(made)
+    for _ in range(3):
+        stack.look_up(IDS[:, None], summed=False).sum().backward()
+    assert made[1].weight.grad[:, 0].tolist() == [6.0, 0.0, 0.0, 0.0, 3.0]
+
+
 def test_gradients_of_gradients_are_right():
     made = [table.double() for table in tables(2, 3)]
     stack = Stack(made)

@@ -46,7 +46,7 @@ class Recycled:
             block = self._unheld(size)
             if block is None:
                 block = np.empty(size, np.uint8)
-                self._blocks = [*self._blocks[-self._most + 1 :], block]
+                self._blocks = [*self._blocks, block][-self._most :]
             tensor = torch.from_numpy(block).view(dtype)
         return tensor.view(tuple(shape))
 

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from plait.data.recycling import Recycled
+
 __all__ = ["Stack", "Table"]
 
-_LARGE = 1 << 20
-"""Numbers in tables that a near cache does not hold: there, bags of one pay, also with a backward pass of ours."""
+_LARGE = 1 << 18
+"""Numbers in tables that a near cache does not hold: there, bags of one pay, and a backward pass of ours, whose memory
+is used again: that of a fresh gradient costs more than to fill it with zeros."""
 _trains = operator.attrgetter("requires_grad")
 
 
@@ -69,11 +72,12 @@ class Stack:
         """Where in memory that was when it was last looked at."""
         self._joined: Tensor | None = None
         self._trained: list[bool] = []
+        self._gradients: Recycled | None = None
         self.pack()
 
     def __getstate__(self) -> dict[str, Any]:
         # a tensor with a history has no copy, and a copy is elsewhere in memory
-        return {**self.__dict__, "_joined": None, "_places": []}
+        return {**self.__dict__, "_joined": None, "_places": [], "_gradients": None}
 
     def pack(self) -> None:
         """Move the tables behind each other, if they are not; their variables stay what they are."""
@@ -110,7 +114,9 @@ class Stack:
         if summed:
             sums: Tensor = _Sums.apply(rows, ids, offsets, scale)  # type: ignore[no-untyped-call] # torch's
             return sums
-        found: Tensor = _SideBySide.apply(rows, whole, ids)  # type: ignore[no-untyped-call] # same
+        if self._gradients is None:
+            self._gradients = Recycled(1)
+        found: Tensor = _SideBySide.apply(rows, whole, ids, self._gradients)  # type: ignore[no-untyped-call] # same
         return found
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
@@ -181,15 +187,16 @@ class _SideBySide(torch.autograd.Function):
     """`_side_by_side` with a history; `whole` is `rows` without one."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor, gradients: Recycled) -> Tensor:
         del rows
-        ctx.ids, ctx.shape = ids, whole.shape
+        ctx.ids, ctx.shape, ctx.gradients = ids, whole.shape, gradients
         return _side_by_side(whole, ids)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         rows = gradient.reshape(-1, ctx.shape[1])
-        return gradient.new_zeros(ctx.shape).index_add_(0, ctx.ids.view(-1), rows), None, None
+        whole = ctx.gradients.empty(ctx.shape, gradient.dtype).zero_()
+        return whole.index_add_(0, ctx.ids.view(-1), rows), None, None, None
 
 
 class _Sums(torch.autograd.Function):
