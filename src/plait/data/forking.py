@@ -1,6 +1,6 @@
 """Work in forked processes, each with a Python lock of its own, and memory that they share with this one.
 
-Threads that decode pictures wait for Python's lock at every step of the way: on 16 cores they keep nine busy. What is
+Threads that decode pictures wait for Python's lock at every step of the way: they keep half of 16 cores busy. What is
 forked needs no importing and no pickling of functions. It never returns into the program that it was forked from.
 """
 
