@@ -551,6 +551,8 @@ def measure_memory() -> dict[str, Any]:
 
 # ---- Pictures from disk
 
+READERS = {"threads": None, "processes": mox.ForkedReader}
+
 
 def make_pictures(folder: Path, count: int) -> None:
     import simplejpeg
@@ -600,9 +602,6 @@ def measure_pictures(synthetic: float | None = None, count: int = 65536, steps: 
         shutil.rmtree(folder, ignore_errors=True)
     print(f"pictures from disk: {json.dumps(found)}", flush=True)
     return found
-
-
-READERS = {"threads": None, "processes": mox.ForkedReader}
 
 
 def readers() -> int:

@@ -224,12 +224,12 @@ class ColumnSource:
         groups = (order[begin : begin + size].tolist() for begin in range(start * size, end, size * step))
         if dataset.forks and self.in_place:
             return self._forked(groups, epoch)
-        return self._read(groups, functools.partial(Rows, self, epoch))
+        maker = functools.partial(Rows, self, epoch)
+        return read_groups(groups, maker, threads=dataset.readers, ahead=self._ahead)
 
-    def _read(
-        self, groups: Iterator[Sequence[int]], maker: Callable[[Sequence[int]], Rows], **more: Any
-    ) -> Generator[Any, None, None]:
-        return read_groups(groups, maker, threads=self.dataset.readers, ahead=self._ahead, **more)
+    def row(self, epoch: int, number: int) -> list[Any]:
+        """The values of a row in a pass; what they draw depends on nothing else."""
+        return self.of_rows(number, (self.dataset.seed, epoch, number))
 
     @property
     def _ahead(self) -> int:
@@ -243,22 +243,28 @@ class ColumnSource:
             return
         shared = self._shared_batches(epoch, first)
         seed = derive_seed(self.dataset.seed, "pass", epoch, first[0])
-        processes = Forked(functools.partial(worked, self, shared), self.dataset.readers, seed)
+        threads = self.dataset.readers
+        processes = Forked(functools.partial(worked, self, shared), threads, seed)
         try:
-            maker = functools.partial(ForkedRows, self, epoch, processes, shared)
-            every = itertools.chain([first], groups)
-            yield from self._read(every, maker, at_once=_AT_ONCE, on_end=processes.end_soon)
+            yield from read_groups(
+                itertools.chain([first], groups),
+                functools.partial(ForkedRows, self, epoch, processes, shared),
+                threads=threads,
+                ahead=self._ahead,
+                at_once=_AT_ONCE,
+                on_end=processes.end_soon,
+            )
         finally:
             processes.close()
 
     def _shared_batches(self, epoch: int, numbers: Sequence[int]) -> SharedBatches:
         """Memory that processes share; a row, made for this alone, shows what batches need."""
-        count = -(-self._ahead // self._group) + _HELD
         if self._shared is not None:
             return self._shared
+        count = -(-self._ahead // self._group) + _HELD
         for number in numbers:
             try:
-                forms = forms_of(self.of_rows(number, (self.dataset.seed, epoch, number)))
+                forms = forms_of(self.row(epoch, number))
             except SkippedSample:
                 continue
             except PlaitError:  # it will come again, from a process, at its place

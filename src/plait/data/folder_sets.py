@@ -19,6 +19,9 @@ from plait.errors import ConfigError
 
 __all__ = ["ImageClassificationRawDataset", "MultilabelClassificationRawDataset"]
 
+_READ_WHERE_ASKED = (ParallelReader, ForkedReader)
+"""Readers with nothing of their own: threads, or processes, read."""
+
 
 class ImageClassificationRawDataset(PictureDataset):
     """A folder of pictures for each class.
@@ -154,8 +157,7 @@ def _label_columns(
 def _threads(num_readers: int, preprocess_threads: int, private_num_threads: int, reader: Reader) -> int:
     if private_num_threads > 0:
         return private_num_threads
-    reads_itself = type(reader) in (ParallelReader, ForkedReader)
-    return num_readers if reads_itself else max(num_readers, preprocess_threads)
+    return num_readers if type(reader) in _READ_WHERE_ASKED else max(num_readers, preprocess_threads)
 
 
 def _reader(reader_class: Any, num_readers: int, reader_kwargs: Mapping[str, Any]) -> Reader:
@@ -212,7 +214,7 @@ class _Files:
 
     def _local(self) -> Callable[[int], bytes] | None:
         """The short way to files of this machine that nobody else is to read or keep."""
-        if not self._here or type(self.reader) not in (ParallelReader, ForkedReader):
+        if not self._here or type(self.reader) not in _READ_WHERE_ASKED:
             return None
         names, prefix = self.metadata.names, (place_of(self.metadata.root) / "").path
         return lambda number: read_local(prefix + names[number])

@@ -1,4 +1,4 @@
-"""Work in forked processes, each with a Python lock of its own, and memory that they share with this one.
+"""Work in forked processes, each with a Python lock of its own.
 
 Threads that decode pictures wait for Python's lock at every step of the way: they keep half of 16 cores busy. What is
 forked needs no importing and no pickling of functions. It never returns into the program that it was forked from.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import math
-import mmap
 import os
 import queue
 import random
@@ -20,21 +18,19 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from plait import errors
 from plait.data.parcels import pack, unpack
-from plait.data.recycling import Block, unheld
 from plait.errors import DataError, PlaitError
 from plait.rng import derive_seed
 
-__all__ = ["Forked", "SharedBlocks"]
+__all__ = ["Forked"]
 
 END_SECONDS = 5.0
 """How long a process that nobody asks any more may take to notice, before it is killed."""
@@ -58,34 +54,6 @@ def _forget_lines() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lines)
-
-
-class SharedBlocks:
-    """Blocks of memory that processes forked later share. One is given out again once nobody holds it."""
-
-    def __init__(self, count: int, size: int) -> None:
-        try:
-            self._blocks: list[Block] = [np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8) for _ in range(count)]
-        except OSError as error:
-            raise DataError(
-                f"there is no memory for {count} batches of {size} bytes that processes share: {error.strerror}; give a"
-                " smaller batch_size, or leave reader_class=ForkedReader out"
-            ) from error
-        self._lock = threading.Lock()
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, torch.Tensor] | None:
-        """The number of a block and a tensor in it, which holds it; None if all are held."""
-        with self._lock:
-            for number in unheld(self._blocks):
-                tensor = torch.from_numpy(self._blocks[number])
-                break
-            else:
-                return None
-        return number, tensor[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
-
-    def array(self, number: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The same memory, in a child."""
-        return np.frombuffer(self._blocks[number].data, dtype, math.prod(shape)).reshape(tuple(shape))
 
 
 class Forked:

@@ -72,13 +72,13 @@ def read_groups(
     threads: int,
     ahead: int,
     at_once: int = 1,
-    on_end: Callable[[], object] = bool,
+    on_end: Callable[[], object] | None = None,
 ) -> Generator[T, None, None]:
     """What `maker` makes of every group, in order.
 
     While one is looked at, about `ahead` items are worked out in advance: whole groups, as many as it takes. A thread
-    is given `at_once` items of its part at a time. At the end, before those that still
-    work are waited for, `on_end` is called.
+    is given `at_once` items of its part at a time. At the end, before those that still work are waited for, `on_end` is
+    called.
     """
     waiting: deque[_Group[T]] = deque()
     held = 0
@@ -97,7 +97,8 @@ def read_groups(
             held -= len(group.items)
             yield group.done.result()
     finally:
-        on_end()
+        if on_end is not None:
+            on_end()
         for group in waiting:
             group.done.cancel()
         pool.shutdown(wait=True, cancel_futures=True)

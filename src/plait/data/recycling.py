@@ -6,15 +6,19 @@ A fresh block of some megabytes costs a page fault for every four kilobytes, and
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Block", "Recycled", "unheld"]
+from plait.errors import DataError
+
+__all__ = ["Recycled", "SharedBlocks"]
 
 Block = NDArray[np.uint8]
 
@@ -27,7 +31,7 @@ def _holders(blocks: Sequence[Block]) -> list[int]:
 _UNHELD = _holders([np.empty(1, np.uint8)])[0]
 
 
-def unheld(blocks: Sequence[Block]) -> list[int]:
+def _unheld(blocks: Sequence[Block]) -> list[int]:
     """The places of those blocks that nothing but this list holds."""
     return [place for place, holders in enumerate(_holders(blocks)) if holders == _UNHELD]
 
@@ -51,7 +55,35 @@ class Recycled:
         return tensor.view(tuple(shape))
 
     def _unheld(self, size: int) -> Block | None:
-        for place in unheld(self._blocks):
+        for place in _unheld(self._blocks):
             if self._blocks[place].nbytes == size:
                 return self._blocks[place]
         return None
+
+
+class SharedBlocks:
+    """Blocks of memory that processes forked later share. One is given out again once nobody holds it."""
+
+    def __init__(self, count: int, size: int) -> None:
+        try:
+            self._blocks: list[Block] = [np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8) for _ in range(count)]
+        except OSError as error:
+            raise DataError(
+                f"there is no memory for {count} batches of {size} bytes that processes share: {error.strerror}; give a"
+                " smaller batch_size, or leave reader_class=ForkedReader out"
+            ) from error
+        self._lock = threading.Lock()
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[int, torch.Tensor] | None:
+        """The number of a block and a tensor in it, which holds it; None if all are held."""
+        with self._lock:
+            for number in _unheld(self._blocks):
+                tensor = torch.from_numpy(self._blocks[number])
+                break
+            else:
+                return None
+        return number, tensor[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+
+    def array(self, number: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The same memory, in a child."""
+        return np.frombuffer(self._blocks[number].data, dtype, math.prod(shape)).reshape(tuple(shape))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from plait.data.columns import SkippedSample
-from plait.data.forking import Forked, SharedBlocks
+from plait.data.forking import Forked
+from plait.data.recycling import SharedBlocks
 from plait.data.sources import as_tensor
 from plait.errors import DataError
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ForkedRows", "Form", "Request", "Rows", "SharedBatches", "forms_of", "stacked", "worked"]
 
 _LARGE = 16 << 10
-
-
+"""Bytes from which on a value is put into the batch at once."""
 _PLACED: Any = ...
 """In the place of a value that is in the batch already; processes hand it to each other."""
 
@@ -107,11 +107,10 @@ class Rows:
             self._work(place)
 
     def _work(self, place: int) -> None:
-        dataset, number = self._source.dataset, self._numbers[place]
         try:
-            row = self._source.of_rows(number, (dataset.seed, self._epoch, number))
+            row = self._source.row(self._epoch, self._numbers[place])
         except SkippedSample as skipped:
-            dataset.left_out(str(skipped))
+            self._source.dataset.left_out(str(skipped))
             return
         if self._source.in_place:
             for column, value in enumerate(row):
@@ -200,9 +199,8 @@ def worked(source: ColumnSource, shared: SharedBatches, given: tuple[Any, ...]) 
 
 
 def _row(source: ColumnSource, request: Request, place: int, batches: Mapping[int, NDArray[Any]]) -> list[Any] | str:
-    number = request.numbers[place]
     try:
-        row = source.of_rows(number, (source.dataset.seed, request.epoch, number))
+        row = source.row(request.epoch, request.numbers[place])
     except SkippedSample as skipped:
         return str(skipped)
     for column, value in enumerate(row):
