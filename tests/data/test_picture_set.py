@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from plait.data.augmentation import augment
+from plait.data import picture_set
+from plait.data.augmentation import FAMILIES, augment
 from plait.data.columns import ColumnFunction, root
 from plait.data.datasets import column_source
 from plait.data.picture_set import Options, PictureDataset, digest, many_hot
-from plait.data.pictures import encode_png, resize
+from plait.data.pictures import decode, encode_jpeg, encode_png, resize
 from plait.errors import ConfigError, DataError, FunctionError
 
 ROWS = 7
@@ -269,6 +270,85 @@ class TestBroken:
 
     def test_what_does_not_need_the_picture_does_not_look_at_it(self):
         assert len(batches(make(self.FILES), "label", "image_name")) == 4
+
+
+def photographs(count=4):
+    """JPEGs of different sizes."""
+    found = []
+    for number in range(count):
+        rows, columns, channels = np.mgrid[: 120 + 10 * number, :100, :3]
+        found.append(encode_jpeg((128 + 90 * np.sin(rows / 9 + channels) * np.cos(columns / 11)).astype(np.uint8)))
+    return found
+
+
+class TestOnlyWhatIsCutOut:
+    @pytest.fixture
+    def decoded(self, monkeypatch):
+        """How many rows were asked for, of each picture."""
+        asked = []
+
+        def noted(data, name, *, channels, rows=None):
+            asked.append((name, rows))
+            return decode(data, name, channels=channels, rows=rows)
+
+        monkeypatch.setattr(picture_set, "decode", noted)
+        return asked
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_is_decoded_and_makes_no_difference(self, monkeypatch, decoded, family, training):
+        recipe = ColumnFunction(augment(family, training, 32, 32), family)
+        dataset = make(photographs(), augmentation_fn=recipe, batch_size=2)
+        for epoch in range(3):
+            decoded.clear()
+            found = batches(dataset, "image", epoch=epoch)
+            assert [name for name, _ in sorted(decoded)] == [f"{number}.png" for number in range(4)]
+            assert all(rows is not None and 0 < rows <= 150 for _, rows in decoded)
+            with monkeypatch.context() as patch:
+                patch.setattr(picture_set, "Frame", type("Frame", (), {"of": staticmethod(lambda data: None)}))
+                whole = batches(dataset, "image", epoch=epoch)
+            assert [rows for _, rows in decoded[4:]] == [None] * 4
+            assert all(torch.equal(one, other) for (one,), (other,) in zip(found, whole, strict=True))
+
+    def test_less_is_decoded_in_training(self, decoded):
+        recipe = ColumnFunction(augment("vgg_preprocessing", True, 32, 32, resize_side_min=40), "vgg")
+        for epoch in range(20):
+            batches(make(photographs(), augmentation_fn=recipe), "image", epoch=epoch)
+        assert sum(rows for _, rows in decoded) < 0.7 * 135 * len(decoded)
+
+    def test_functions_get_all_of_it(self, decoded):
+        shapes = [tuple(image.shape) for (image,) in batches(make(photographs()), "image")]
+        assert shapes == [(120 + 10 * number, 100, 3) for number in range(4)]
+        dataset = make(photographs(), augmentation_fn=lambda image: image.float().mean())
+        assert [image.shape for (image,) in batches(dataset, "image")] == [torch.Size([])] * 4
+        assert sorted(decoded) == sorted((f"{n}.png", 120 + 10 * n) for n in range(4) for _ in range(2))
+
+    def test_beside_the_whole_picture(self):
+        dataset = make(photographs(), channels=1)
+        image, name = dataset.get(["image", "image_name"])
+        recipe = ColumnFunction(augment("lenet_preprocessing", True, 20, 20), "lenet")
+        for cut, sums, whole, at in column_source([recipe(image), image.sum(), image, name]).batches(0, 0):
+            there = decode(photographs()[int(at[0])], "x", channels=1)
+            assert np.array_equal(whole.numpy(), there)
+            assert int(sums) == there.sum()
+            assert np.array_equal(cut[:, :, 0].numpy(), there[(len(there) - 20) // 2 :, 40:60, 0][:20])
+
+    @pytest.mark.parametrize("skip", [True, False])
+    def test_damage_where_it_is_cut_out(self, skip):
+        files = photographs()
+        files[1] = files[1][: len(files[1]) // 4] + files[1][-2:]
+        recipe = ColumnFunction(augment("lenet_preprocessing", True, 90, 90), "lenet")
+        dataset = make(files, augmentation_fn=recipe, batch_size=4, skip_broken=skip)
+        if skip:
+            ((names,),) = batches(dataset, "image_name")
+            assert (list(names), dataset.skipped) == (["0.png", "2.png", "3.png"], 1)
+        else:
+            with pytest.raises(DataError, match=r"pictures: 1\.png begins like a JPEG but cannot be decoded"):
+                batches(dataset, "image")
+
+    def test_a_size_for_all_needs_all(self, decoded):
+        batches(make(photographs(), image_size=8), "image")
+        assert sorted(decoded) == [(f"{number}.png", None) for number in range(4)]
 
 
 def test_digest_tells_data_apart():

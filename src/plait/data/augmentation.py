@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.pictures import Picture, opencv, resize
+from plait.data.pictures import Picture, Undecoded, opencv, resize
 from plait.errors import ConfigError, DataError
 
 __all__ = ["FAMILIES", "Augmentation", "augment"]
 
-Augmentation: TypeAlias = Callable[[Picture, np.random.Generator], Picture]
-"""Takes a picture [height, width, 1 or 3], uint8 or float, and where its random numbers come from; gives a new one."""
+Augmentation: TypeAlias = Callable[[Picture | Undecoded, np.random.Generator], Picture]
+"""Takes a picture [height, width, 1 or 3], uint8 or float, and where its random numbers come from; gives a new one.
+
+A recipe cuts its part out of the picture before it does anything else, so that no more than that need be decoded."""
 
 _Planes: TypeAlias = list[NDArray[np.float32]]
 """The channels of a picture, each [height, width]."""
@@ -47,9 +49,11 @@ def augment(family: str, training: bool, height: int | None, width: int | None, 
     return functools.partial(_checked, recipe(training, height, width, **options))
 
 
-def _checked(recipe: Augmentation, image: Picture, rng: np.random.Generator) -> Picture:
+def _checked(recipe: Augmentation, image: Picture | Undecoded, rng: np.random.Generator) -> Picture:
     if image.ndim != 3 or image.shape[2] not in (1, 3) or not image.size:
         raise DataError(f"a picture to augment has shape {list(image.shape)}; give [height, width, 1 or 3 channels]")
+    if isinstance(image, Undecoded):
+        return recipe(image, rng)
     if image.dtype.kind == "f":
         image = image.astype(np.float32, copy=False)
     elif image.dtype != np.uint8:
@@ -77,7 +81,9 @@ def _vgg(
     return functools.partial(_vgg_train, height=height, width=width, sides=(resize_side_min, resize_side_max))
 
 
-def _vgg_train(image: Picture, rng: np.random.Generator, *, height: int, width: int, sides: tuple[int, int]) -> Picture:
+def _vgg_train(
+    image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int, sides: tuple[int, int]
+) -> Picture:
     side = sides[0] + _below(rng, sides[1] - sides[0] + 1)
     scaled = _short_side(image, side)
     top, left = _below(rng, scaled[0] - height + 1), _below(rng, scaled[1] - width + 1)
@@ -108,7 +114,9 @@ _COLOUR_ORDERS = (
 )
 
 
-def _inception_train(image: Picture, rng: np.random.Generator, *, height: int, width: int, fast: bool) -> Picture:
+def _inception_train(
+    image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int, fast: bool
+) -> Picture:
     cv2 = opencv()
     top, left, box_height, box_width = _distorted_box(image.shape[0], image.shape[1], rng)
     box = image[top : top + box_height, left : left + box_width]
@@ -124,7 +132,7 @@ def _inception_train(image: Picture, rng: np.random.Generator, *, height: int, w
     return _merged(planes, image.dtype)
 
 
-def _inception_eval(image: Picture, rng: np.random.Generator, *, height: int, width: int) -> Picture:
+def _inception_eval(image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int) -> Picture:
     del rng  # nothing is random
     top, left = (int((size - size * 0.875) / 2) for size in image.shape[:2])
     return resize(image[top : image.shape[0] - top, left : image.shape[1] - left], height, width)
@@ -159,7 +167,9 @@ def _cifarnet(training: bool, height: int, width: int) -> Augmentation:
     return functools.partial(recipe, height=height, width=width)
 
 
-def _cifarnet_train(image: Picture, rng: np.random.Generator, *, height: int, width: int, padding: int = 4) -> Picture:
+def _cifarnet_train(
+    image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int, padding: int = 4
+) -> Picture:
     room = image.shape[0] + 2 * padding - height, image.shape[1] + 2 * padding - width
     if min(room) < 0:
         raise DataError(
@@ -192,7 +202,7 @@ def _pvanet(training: bool, height: int, width: int) -> Augmentation:
     return functools.partial(_scaled_centre, height=height, width=width, side=round(max(height, width) * 256 / 224))
 
 
-def _pvanet_train(image: Picture, rng: np.random.Generator, *, height: int, width: int) -> Picture:
+def _pvanet_train(image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int) -> Picture:
     top, left, box_height, box_width = _resized_box(image.shape[0], image.shape[1], rng)
     scaled = resize(image[top : top + box_height, left : left + box_width], height, width)
     return _contiguous(scaled, mirror=True) if rng.random() < 0.5 else scaled
@@ -224,7 +234,9 @@ FAMILIES = tuple(_RECIPES)
 """The names of the recipes."""
 
 
-def _scaled_centre(image: Picture, rng: np.random.Generator, *, height: int, width: int, side: int) -> Picture:
+def _scaled_centre(
+    image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int, side: int
+) -> Picture:
     """The middle of the picture whose short side was scaled to `side`."""
     del rng  # nothing is random
     scaled = _short_side(image, side)
@@ -232,7 +244,7 @@ def _scaled_centre(image: Picture, rng: np.random.Generator, *, height: int, wid
     return _contiguous(_scaled_part(image, scaled, start, (height, width)))
 
 
-def _fitted(image: Picture, rng: np.random.Generator, *, height: int, width: int) -> Picture:
+def _fitted(image: Picture | Undecoded, rng: np.random.Generator, *, height: int, width: int) -> Picture:
     """The middle of the picture, or the picture in the middle of black, for each side by itself."""
     del rng  # nothing is random
     top, left = (_middle(size, wanted) for size, wanted in zip(image.shape[:2], (height, width), strict=True))
@@ -243,7 +255,7 @@ def _middle(size: int, wanted: int) -> int:
     return (size - wanted) // 2 if size >= wanted else -((wanted - size) // 2)
 
 
-def _window(image: Picture, top: int, left: int, height: int, width: int) -> Picture:
+def _window(image: Picture | Undecoded, top: int, left: int, height: int, width: int) -> Picture:
     """A part of the picture, that may lie partly outside of it, where all is black."""
     part = np.zeros((height, width, image.shape[2]), dtype=image.dtype)
     inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
@@ -252,14 +264,19 @@ def _window(image: Picture, top: int, left: int, height: int, width: int) -> Pic
     return part
 
 
-def _short_side(image: Picture, side: int) -> tuple[int, int]:
+def _short_side(image: Picture | Undecoded, side: int) -> tuple[int, int]:
     """Height and width of the picture when it is scaled so that the shorter of them is `side`."""
     scale = side / min(image.shape[:2])
     return round(image.shape[0] * scale), round(image.shape[1] * scale)
 
 
 def _scaled_part(
-    image: Picture, scaled: tuple[int, int], start: tuple[int, int], size: tuple[int, int], *, exact: int = 64
+    image: Picture | Undecoded,
+    scaled: tuple[int, int],
+    start: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    exact: int = 64,
 ) -> Picture:
     """The part at `start` of `size` of the picture as it were if it had been scaled to `scaled`, to 1 / `exact` pixel.
 

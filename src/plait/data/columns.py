@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from plait.data.pictures import whole
 from plait.data.sources import as_tensor
 from plait.errors import DataError, FunctionError, PlaitError
 from plait.rng import derive_seed
@@ -93,7 +94,9 @@ class Column:
         self.draws = draws
         """The keyword by which the function takes a generator; "": its last argument; None: it draws nothing."""
         self.arrays = arrays
-        """The function may give NumPy's arrays and numbers, and take them; others are given tensors instead."""
+        """The function may give NumPy's arrays and numbers, and take them; others are given tensors instead.
+
+        Of pictures, it takes those that are not decoded yet."""
         self.number = next(origin.columns)
 
     def map(self, function: Callable[..., Any]) -> Column:
@@ -335,7 +338,7 @@ class Evaluation:
             self._run(values, key)
         finally:
             _now.key = None
-        return [values[place] for place in self.wanted]
+        return [whole(values[place]) for place in self.wanted]
 
     def _run(self, values: list[Any], key: tuple[int, ...]) -> None:
         for place, function, arguments, column in self._steps:
@@ -377,9 +380,13 @@ class Evaluation:
         if argument not in self._tensors:
             self._values.append(None)
             self._tensors[argument] = place = len(self._values) - 1
-            converted = Column(Origin(column.origin.name), argument.name, as_tensor, (argument,))
-            self._steps.append((place, as_tensor, (self._places[argument],), converted))
+            converted = Column(Origin(column.origin.name), argument.name, _whole_tensor, (argument,))
+            self._steps.append((place, _whole_tensor, (self._places[argument],), converted))
         return self._tensors[argument]
+
+
+def _whole_tensor(value: Any) -> Any:
+    return as_tensor(whole(value))
 
 
 def _in_order(wanted: Sequence[Column]) -> list[Column]:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from plait.data.columns import Column, ColumnFunction, Origin, applied, derive
 from plait.data.datasets import Dataset, Order, SkippedSample, stacked
+from plait.data.jpeg import Frame
+from plait.data.pictures import Undecoded, decode, resize
 from plait.errors import ConfigError, DataError, FunctionError
 
 __all__ = ["Options", "PictureDataset", "digest", "many_hot"]
@@ -162,19 +164,24 @@ def _item(values: Sequence[Any], place: int) -> Any:
     return values[place]
 
 
-def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any]]:
-    from plait.data.pictures import decode, resize  # noqa: PLC0415 - heavy, and only for pictures
-
+def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any] | Undecoded]:
     channels, size, skip_broken = options.channels, options.size, options.skip_broken
 
-    def picture(data: Any, name: str) -> NDArray[Any]:
+    def decoded(data: Any, name: str, rows: int | None = None) -> NDArray[Any]:
         try:
-            pixels = decode(data, name, channels=channels)
+            return decode(data, name, channels=channels, rows=rows)
         except DataError as error:
             if skip_broken:
                 raise SkippedSample(str(error)) from error
             raise DataError(f"{where}: {error}") from error
-        return pixels if size is None else resize(pixels, *size, method="nearest")
+
+    def picture(data: Any, name: str) -> NDArray[Any] | Undecoded:
+        if size is not None:
+            return resize(decoded(data, name), *size, method="nearest")
+        frame = Frame.of(data)
+        if frame is None:
+            return decoded(data, name)
+        return Undecoded((frame.height, frame.width, channels), functools.partial(decoded, data, name))
 
     return picture
 

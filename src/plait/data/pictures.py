@@ -1,8 +1,8 @@
 """Pictures: bytes of files to pixels and back, their size without decoding, and plain resizing.
 
-JPEGs are decoded by simplejpeg, in its exact mode. Odd ones that it does not take and all other kinds are decoded by
-Pillow: OpenCV is faster at PNGs, but writes about broken ones to the standard error of the process. (So does libtiff
-about broken TIFFs, which few have.)
+JPEGs are decoded by simplejpeg, in its exact mode, no further down than asked. Odd ones that it does not take and all
+other kinds are decoded by Pillow: OpenCV is faster at PNGs, but writes about broken ones to the standard error of the
+process. (So does libtiff about broken TIFFs, which few have.)
 """
 
 from __future__ import annotations
@@ -13,14 +13,27 @@ import io
 import os
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.data.jpeg import Frame, decode_upper
 from plait.errors import ConfigError, DataError
 
-__all__ = ["MAX_PIXELS", "Picture", "decode", "encode_jpeg", "encode_png", "opencv", "resize", "size_of"]
+__all__ = [
+    "MAX_PIXELS",
+    "Picture",
+    "Undecoded",
+    "decode",
+    "encode_jpeg",
+    "encode_png",
+    "opencv",
+    "resize",
+    "size_of",
+    "whole",
+]
 
 MAX_PIXELS = 89_478_485
 """The largest picture that `decode` takes if nothing else is said: 256 MiB as RGB, the number that Pillow warns at."""
@@ -49,10 +62,51 @@ _importing = threading.Lock()
 _KINDS = "JPEG, PNG, GIF, BMP, WebP or TIFF"
 
 
+class Undecoded:
+    """A picture file as its pixels, which are decoded when a part of them is asked for, down to the last row of it.
+
+    `picture[10:20, 30:40]` gives what it would of the pixels.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 3
+
+    def __init__(self, shape: tuple[int, int, int], decoded: Callable[[int], NDArray[np.uint8]]) -> None:
+        """`decoded(rows)` gives so many of the upper rows."""
+        self.shape, self.size = shape, shape[0] * shape[1] * shape[2]
+        self._decoded = decoded
+        self._pixels: NDArray[np.uint8] | None = None
+
+    def __getitem__(self, part: tuple[slice, slice]) -> NDArray[np.uint8]:
+        rows = part[0].indices(self.shape[0])[1]
+        return self._upper(rows)[part]
+
+    def whole(self) -> NDArray[np.uint8]:
+        return self._upper(self.shape[0])
+
+    def _upper(self, rows: int) -> NDArray[np.uint8]:
+        if self._pixels is None or len(self._pixels) < rows:
+            self._pixels = self._decoded(rows)
+        return self._pixels
+
+
+def whole(value: Any) -> Any:
+    """All pixels of what may not be decoded yet; anything else as it is."""
+    return value.whole() if isinstance(value, Undecoded) else value
+
+
 def decode(
-    data: bytes | bytearray | memoryview, name: str, *, channels: int = 3, max_pixels: int = MAX_PIXELS
+    data: bytes | bytearray | memoryview,
+    name: str,
+    *,
+    channels: int = 3,
+    rows: int | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, [height, width, channels], of which there are 3 (RGB) or 1 (gray).
+
+    With `rows`, only so many of the upper ones, which of most JPEGs take so much less time. What is damaged below them
+    is not seen then; a file that is cut off is.
 
     Of 16-bit samples the upper 8 bits are taken. Transparency is dropped, not composited. Of many pictures in a file
     the first is taken. A camera's note (EXIF) on how to turn the picture is ignored. TensorFlow does all this alike.
@@ -66,8 +120,10 @@ def decode(
         raise ConfigError(f"channels is {channels!r}; write 3 for RGB or 1 for gray")
     kind = _kind(data, name)
     if kind == "JPEG":
-        return _decode_jpeg(data, name, channels, max_pixels)
-    return _decode_with_pillow(kind, data, name, channels, max_pixels)
+        pixels = _decode_jpeg(data, name, channels, rows, max_pixels)
+    else:
+        pixels = _decode_with_pillow(kind, data, name, channels, max_pixels)
+    return pixels[:rows]
 
 
 def size_of(data: bytes | bytearray | memoryview, name: str) -> tuple[int, int]:
@@ -152,9 +208,17 @@ def _kind(data: bytes | bytearray | memoryview, name: str) -> str:
     raise DataError(f"{name} is no picture of a known kind, it begins with {head!r}; give {_KINDS}")
 
 
-def _decode_jpeg(data: bytes | bytearray | memoryview, name: str, channels: int, max_pixels: int) -> NDArray[np.uint8]:
+def _decode_jpeg(
+    data: bytes | bytearray | memoryview, name: str, channels: int, rows: int | None, max_pixels: int
+) -> NDArray[np.uint8]:
     import simplejpeg  # noqa: PLC0415 - heavy
 
+    frame = None if rows is None else Frame.of(data)
+    if frame is not None and rows is not None:
+        _check_size("JPEG", name, frame.height, frame.width, max_pixels)
+        upper = decode_upper(data, frame, rows, channels)
+        if upper is not None:
+            return upper
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         _check_size("JPEG", name, height, width, max_pixels)

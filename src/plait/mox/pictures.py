@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from plait.data.columns import ColumnFunction
+from plait.data.pictures import Undecoded
 from plait.errors import ConfigError
 from plait.mox.spec import ModeKeys
 from plait.nets.registry import NETS, info
@@ -97,7 +98,7 @@ def get_data_augmentation_fn(
     function = augment(family, run_mode == ModeKeys.TRAIN, height, width, **kwargs)
 
     def augmented(image: Any, rng: np.random.Generator) -> Any:
-        if isinstance(image, np.ndarray):
+        if isinstance(image, (np.ndarray, Undecoded)):
             return function(image, rng)
         if isinstance(image, torch.Tensor):
             return torch.from_numpy(function(image.numpy(), rng))
