@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -553,6 +553,8 @@ def measure_memory() -> dict[str, Any]:
 # ---- Pictures from disk
 
 READERS = {"threads": None, "processes": mox.ForkedReader}
+PASS = 128
+"""Steps of a pass over the pictures."""
 
 
 def make_pictures(folder: Path, count: int) -> None:
@@ -569,9 +571,7 @@ def make_pictures(folder: Path, count: int) -> None:
         (folder / str(number % 10) / f"{number}.jpg").write_bytes(data)
 
 
-def measure_pictures(
-    synthetic: float | None = None, count: int = 65536, steps: int = 100, rounds: int = 3
-) -> dict[str, Any]:
+def measure_pictures(synthetic: float | None = None, rounds: int = 3) -> dict[str, Any]:
     """`synthetic`: pictures a second where none are read, if that was measured before."""
     folder = Path(tempfile.mkdtemp(prefix="plait-"))
     try:
@@ -579,18 +579,18 @@ def measure_pictures(
         make_pictures(folder, 512)
         size = sum(path.stat().st_size for path in folder.rglob("*.jpg")) / 512
         for path in list(folder.rglob("*.jpg")):  # the same pictures under more names
-            for copy in range(1, count // 512):
+            for copy in range(1, PASS * BATCH // 512):
                 os.link(path, path.with_name(f"{path.stem}-{copy}.jpg"))
         print(f"pictures made in {time.perf_counter() - begun:.0f} s, {size / 1e3:.0f} kB each", flush=True)
         files = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:512]]
-        alone = {name: reader_alone(folder, kind, steps) for name, kind in READERS.items()}
+        alone = {name: reader_alone(folder, kind) for name, kind in READERS.items()}
         decoded = [decoder_alone(files)]
-        trained: dict[str, list[tuple[float, float]]] = {name: [] for name in READERS}
+        trained: dict[str, list[tuple[float, float, float]]] = {name: [] for name in READERS}
         for number in range(rounds):
             for name, kind in READERS.items():
                 if number and kind is None:
                     continue  # once will do: threads are not what is recommended
-                trained[name].append(reader_and_training(folder, kind, 2 * steps))
+                trained[name].append(reader_and_training(folder, kind))
                 decoded.append(decoder_alone(files))
         limit = min(statistics.mean(decoded), synthetic or math.inf)
         found = {
@@ -599,11 +599,13 @@ def measure_pictures(
             "decoder_alone": [round(rate) for rate in decoded],
             "synthetic": synthetic,
             "reader_alone": {name: round(rate) for name, rate in alone.items()},
-            "trained": {name: [round(rate) for rate, _ in each] for name, each in trained.items()},
+            "trained_in_the_first_pass": {name: [round(one[0]) for one in each] for name, each in trained.items()},
+            "trained": {name: [round(one[1]) for one in each] for name, each in trained.items()},
             "trained_of_the_lesser_of_decoder_and_synthetic": {
-                name: round(statistics.mean(rate for rate, _ in each) / limit, 3) for name, each in trained.items()
+                name: [round(statistics.mean(one[which] for one in each) / limit, 3) for which in (0, 1)]
+                for name, each in trained.items()
             },
-            "card_waits": {name: [round(idle, 3) for _, idle in each] for name, each in trained.items()},
+            "card_waits": {name: [round(one[2], 3) for one in each] for name, each in trained.items()},
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -638,13 +640,12 @@ def picture_columns(folder: Path, kind: Any) -> tuple[Any, Any]:
     return mox.get_data_augmentation_fn(NAME, mox.ModeKeys.TRAIN, 224, 224)(image), label
 
 
-def reader_alone(folder: Path, kind: Any, steps: int) -> float:
+def reader_alone(folder: Path, kind: Any) -> float:
     """Pictures a second that are read, decoded, cropped, scaled and put into batches when nobody trains."""
-    source = as_source(picture_columns(folder, kind)).batched(BATCH)
-    batches = (batch for epoch in range(10**6) for batch in source.batches(epoch, 0))
+    batches = as_source(picture_columns(folder, kind)).batched(BATCH).batches(1, 0)  # a pass after the first
     for _ in range(10):
         next(batches)
-    begun = time.perf_counter()
+    begun, steps = time.perf_counter(), PASS - 20
     for _ in range(steps):
         next(batches)
     seconds = time.perf_counter() - begun
@@ -652,11 +653,12 @@ def reader_alone(folder: Path, kind: Any, steps: int) -> float:
     return steps * BATCH / seconds
 
 
-class After(mox.AggregativeSessionRunHook):
-    """The rate, and the idle time of the card, after the first steps."""
+class Clock(mox.AggregativeSessionRunHook):
+    """When steps were done, and how long the card had been idle by then."""
 
-    def __init__(self, first: int) -> None:
-        self.first, self.steps = first, 0
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.at: dict[int, tuple[float, float]] = dict.fromkeys(steps, (0.0, 0.0))
+        self.steps = 0
 
     def support_aggregation(self) -> bool:
         return True
@@ -669,28 +671,24 @@ class After(mox.AggregativeSessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self.steps += 1
-        if self.steps == self.first:
-            self.before = self._now()
-
-    def end(self, session: Any) -> None:
-        self.seconds, self.idle = (now - then for now, then in zip(self._now(), self.before, strict=True))
-
-    def _now(self) -> tuple[float, float]:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        idle = sum(one.idle for one in current_model().streams.values())
-        return time.perf_counter(), idle
+        if self.steps in self.at:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            idle = sum(one.idle for one in current_model().streams.values())
+            self.at[self.steps] = time.perf_counter(), idle
 
 
-def reader_and_training(folder: Path, kind: Any, steps: int, first: int = 30) -> tuple[float, float]:
-    clocks: list[After] = []
+def reader_and_training(folder: Path, kind: Any) -> tuple[float, float, float]:
+    """Pictures a second in the first pass and in the second, and how much of the second the card was idle."""
+    clocks: list[Clock] = []
     feeding.SAMPLED = 1  # there are few steps here, and they take long
+    windows = (30, PASS - 8), (PASS + 12, 2 * PASS - 8)
 
     def model_fn(inputs: Any, mode: str, **_: Any) -> Any:
         images, labels = inputs
         logits, _ = mox.get_model_fn(NAME, mode, CLASSES)(images)
         loss = F.cross_entropy(logits, labels)
-        hook = After(first)
+        hook = Clock([step for window in windows for step in window])
         if not clocks:
             clocks.append(hook)
         return mox.ModelSpec(loss=loss, log_info={"loss": loss}, hooks=[hook])
@@ -705,10 +703,15 @@ def reader_and_training(folder: Path, kind: Any, steps: int, first: int = 30) ->
         optimizer_fn=mox.get_optimizer_fn("momentum", learning_rate=0.01, momentum=0.9),
         run_mode=mox.ModeKeys.TRAIN,
         batch_size=BATCH,
-        max_number_of_steps=steps + first,
+        max_number_of_steps=2 * PASS,
     )
-    clock = clocks[0]
-    return steps * BATCH / clock.seconds, clock.idle / clock.seconds
+    at = clocks[0].at
+    rates, idle = [], 0.0
+    for begin, end in windows:
+        seconds = at[end][0] - at[begin][0]
+        rates.append((end - begin) * BATCH / seconds)
+        idle = (at[end][1] - at[begin][1]) / seconds
+    return rates[0], rates[1], idle
 
 
 # ---- Saving

@@ -11,7 +11,7 @@ from PIL import Image
 
 from plait.data.jpeg import Frame, decode_upper
 from plait.data.pictures import decode
-from plait.errors import DataError
+from plait.errors import ConfigError, DataError
 
 SAMPLINGS = ["444", "422", "420", "440", "411"]
 
@@ -43,7 +43,7 @@ def test_the_very_pixels_of_the_whole(sampling, size, channels):
     for rows in range(1, size[0] + 1):
         upper = decode(data, "x", channels=channels, rows=rows)
         assert np.array_equal(upper, whole[:rows]), rows
-        early += decode_upper(data, Frame.of(data), rows, channels) is not None
+        early += decode_upper(data, rows) is not None
     assert early >= size[0] - 32 - 1  # all but the last ones are decoded without the rest
 
 
@@ -51,7 +51,7 @@ def test_the_very_pixels_of_the_whole(sampling, size, channels):
 def test_restarts_and_tables_of_its_own(options):
     data = by_pillow(**options)
     for rows in (1, 40, 64, 90):
-        assert decode_upper(data, Frame.of(data), rows, 3) is not None
+        assert decode_upper(data, rows) is not None
         assert np.array_equal(decode(data, "x", rows=rows), decode(data, "x")[:rows])
 
 
@@ -62,7 +62,7 @@ def test_notes_and_thumbnails_in_front():
     data = by_pillow(exif=exif.tobytes() + thumbnail, icc_profile=b"p" * 100_000, comment=b"a comment")
     assert Frame.of(data)[:3] == (120, 90, 16)
     assert np.array_equal(decode(data, "x", rows=30), decode(data, "x")[:30])
-    assert decode_upper(data, Frame.of(data), 30, 3) is not None
+    assert decode_upper(data, 30) is not None
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
@@ -71,6 +71,21 @@ def test_bytes_of_any_kind_which_stay_as_they_are(wrap):
     given = wrap(bytearray(data)) if wrap is memoryview else wrap(data)
     assert np.array_equal(decode(given, "x", rows=20), decode(data, "x")[:20])
     assert bytes(given) == data
+
+
+def test_what_is_lost_shows_at_the_end_of_the_file():
+    data = made(256, 256)
+    lost = data[: len(data) // 4] + data[len(data) // 2 :]
+    with pytest.raises(DataError, match="premature end of data segment"):
+        decode(lost, "x")
+    assert decode(lost, "x", rows=128).shape == (128, 256, 3)  # which is why the first pass over files decodes all
+
+
+def test_gray_is_the_same_however_it_was_decoded():
+    """Of files with stray bytes at the end Pillow makes it."""
+    data = made()
+    stray = data[:-2] + b"\0\0\0\0" + data[-2:]
+    assert np.array_equal(decode(stray, "x", channels=1, rows=30), decode(stray, "x", channels=1)[:30])
 
 
 def test_the_rest_is_not_decoded():
@@ -126,6 +141,7 @@ def test_what_is_odd_is_left_alone():
         "nothing but an end": b"\xff\xd8\xff\xd9",
         "empty": b"",
         "another kind": b"\x89PNG\r\n\x1a\n\xff\xd9",
+        "a BMP with the bytes of one": b"BM" + data[2:],
     }
     for name, file in odd.items():
         assert Frame.of(file) is None, name
@@ -149,10 +165,15 @@ def test_odd_files_have_their_upper_rows_too():
         assert np.array_equal(decode(file, "x", rows=50), decode(file, "x")[:50])
 
 
+def test_less_than_no_rows():
+    with pytest.raises(ConfigError, match="rows is -1; write how many"):
+        decode(made(), "x", rows=-1)
+
+
 def test_all_rows_or_more_are_the_whole():
     data = made()
     for rows in (119, 120, 500):
-        assert decode_upper(data, Frame.of(data), rows, 3) is None
+        assert decode_upper(data, rows) is None
         assert np.array_equal(decode(data, "x", rows=rows), decode(data, "x")[:rows])
     assert decode(data, "x", rows=0).shape == (0, 90, 3)
 
@@ -163,7 +184,7 @@ def test_what_goes_wrong_otherwise_is_left_to_the_whole_way(monkeypatch):
 
     data = made()
     monkeypatch.setattr(simplejpeg, "decode_jpeg", refuses)
-    assert decode_upper(data, Frame.of(data), 20, 3) is None
+    assert decode_upper(data, 20) is None
 
 
 def test_the_size_is_checked_before_memory_is_taken():

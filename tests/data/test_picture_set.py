@@ -282,6 +282,8 @@ def photographs(count=4):
 
 
 class TestOnlyWhatIsCutOut:
+    """Is decoded, after the first pass."""
+
     @pytest.fixture
     def decoded(self, monkeypatch):
         """How many rows were asked for, of each picture."""
@@ -296,59 +298,74 @@ class TestOnlyWhatIsCutOut:
 
     @pytest.mark.parametrize("training", [True, False])
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_is_decoded_and_makes_no_difference(self, monkeypatch, decoded, family, training):
+    def test_it_makes_no_difference(self, monkeypatch, decoded, family, training):
         recipe = ColumnFunction(augment(family, training, 32, 32), family)
         dataset = make(photographs(), augmentation_fn=recipe, batch_size=2)
-        for epoch in range(3):
+        for epoch in range(1, 4):
             decoded.clear()
             found = batches(dataset, "image", epoch=epoch)
             assert [name for name, _ in sorted(decoded)] == [f"{number}.png" for number in range(4)]
             assert all(rows is not None and 0 < rows <= 150 for _, rows in decoded)
             with monkeypatch.context() as patch:
-                patch.setattr(picture_set, "Frame", type("Frame", (), {"of": staticmethod(lambda data: None)}))
+                patch.setattr(picture_set, "this_pass", lambda: 0)
                 whole = batches(dataset, "image", epoch=epoch)
             assert [rows for _, rows in decoded[4:]] == [None] * 4
             assert all(torch.equal(one, other) for (one,), (other,) in zip(found, whole, strict=True))
 
     def test_less_is_decoded_in_training(self, decoded):
         recipe = ColumnFunction(augment("vgg_preprocessing", True, 32, 32, resize_side_min=40), "vgg")
-        for epoch in range(20):
+        for epoch in range(1, 21):
             batches(make(photographs(), augmentation_fn=recipe), "image", epoch=epoch)
         assert sum(rows for _, rows in decoded) < 0.7 * 135 * len(decoded)
 
+    def test_all_of_it_in_the_first_pass(self, decoded):
+        recipe = ColumnFunction(augment("lenet_preprocessing", True, 20, 20), "lenet")
+        dataset = make(photographs(), augmentation_fn=recipe)
+        batches(dataset, "image", epoch=0)
+        assert sorted(decoded) == [(f"{number}.png", None) for number in range(4)]
+        decoded.clear()
+        batches(dataset, "image", epoch=1)
+        assert sorted(decoded) == [(f"{number}.png", 50 + 5 * number + 20) for number in range(4)]
+
     def test_functions_get_all_of_it(self, decoded):
-        shapes = [tuple(image.shape) for (image,) in batches(make(photographs()), "image")]
-        assert shapes == [(120 + 10 * number, 100, 3) for number in range(4)]
+        found = batches(make(photographs()), "image", epoch=1)
+        assert [tuple(image.shape) for (image,) in found] == [(120 + 10 * number, 100, 3) for number in range(4)]
         dataset = make(photographs(), augmentation_fn=lambda image: image.float().mean())
-        assert [image.shape for (image,) in batches(dataset, "image")] == [torch.Size([])] * 4
+        assert [image.shape for (image,) in batches(dataset, "image", epoch=1)] == [torch.Size([])] * 4
         assert sorted(decoded) == sorted((f"{n}.png", 120 + 10 * n) for n in range(4) for _ in range(2))
 
     def test_beside_the_whole_picture(self):
-        dataset = make(photographs(), channels=1)
+        dataset = make(photographs())
         image, name = dataset.get(["image", "image_name"])
         recipe = ColumnFunction(augment("lenet_preprocessing", True, 20, 20), "lenet")
-        for cut, sums, whole, at in column_source([recipe(image), image.sum(), image, name]).batches(0, 0):
-            there = decode(photographs()[int(at[0])], "x", channels=1)
-            assert np.array_equal(whole.numpy(), there)
+        for cut, sums, all_of_it, at in column_source([recipe(image), image.sum(), image, name]).batches(1, 0):
+            there = decode(photographs()[int(at[0])], "x")
+            assert np.array_equal(all_of_it.numpy(), there)
             assert int(sums) == there.sum()
-            assert np.array_equal(cut[:, :, 0].numpy(), there[(len(there) - 20) // 2 :, 40:60, 0][:20])
+            assert np.array_equal(cut.numpy(), there[(len(there) - 20) // 2 :, 40:60][:20])
 
     @pytest.mark.parametrize("skip", [True, False])
-    def test_damage_where_it_is_cut_out(self, skip):
+    def test_damage_is_seen_in_the_first_pass_or_in_all(self, decoded, skip):
         files = photographs()
-        files[1] = files[1][: len(files[1]) // 4] + files[1][-2:]
-        recipe = ColumnFunction(augment("lenet_preprocessing", True, 90, 90), "lenet")
+        files[1] = files[1][: len(files[1]) // 2] + files[1][-2:]
+        recipe = ColumnFunction(augment("lenet_preprocessing", True, 20, 20), "lenet")
         dataset = make(files, augmentation_fn=recipe, batch_size=4, skip_broken=skip)
-        if skip:
-            ((names,),) = batches(dataset, "image_name")
-            assert (list(names), dataset.skipped) == (["0.png", "2.png", "3.png"], 1)
-        else:
-            with pytest.raises(DataError, match=r"pictures: 1\.png begins like a JPEG but cannot be decoded"):
-                batches(dataset, "image")
+        for epoch in range(2):
+            if skip:
+                ((names,),) = batches(dataset, "image_name", epoch=epoch)
+                assert list(names) == ["0.png", "2.png", "3.png"]
+                assert dataset.skipped == epoch + 1
+            else:
+                lower = ColumnFunction(augment("lenet_preprocessing", True, 20 + 80 * epoch, 20), "lenet")
+                with pytest.raises(DataError, match=r"pictures: 1\.png begins like a JPEG but cannot be decoded"):
+                    batches(make(files, augmentation_fn=lower, batch_size=4), "image", epoch=epoch)
+        assert not skip or all(rows is None for _, rows in decoded)
 
-    def test_a_size_for_all_needs_all(self, decoded):
-        batches(make(photographs(), image_size=8), "image")
-        assert sorted(decoded) == [(f"{number}.png", None) for number in range(4)]
+    def test_a_size_for_all_and_gray_need_all(self, decoded):
+        batches(make(photographs(), image_size=8), "image", epoch=1)
+        recipe = ColumnFunction(augment("lenet_preprocessing", True, 20, 20), "lenet")
+        batches(make(photographs(), channels=1, augmentation_fn=recipe), "image", epoch=1)
+        assert sorted(decoded) == sorted((f"{number}.png", None) for number in range(4) for _ in range(2))
 
 
 def test_digest_tells_data_apart():

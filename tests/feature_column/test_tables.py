@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from plait.feature_column.tables import Stack, Table
+from plait.feature_column.tables import Stack, Table, _added, _product
 
 
 def tables(*sizes, dim=3, trainable=True):
@@ -26,9 +28,9 @@ LOOKUPS = {
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize("large", [1 << 20, 0])
-def test_one_lookup_equals_torch_on_joined_tables(name, large, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._LARGE", large)
+@pytest.mark.parametrize("many", [range(0), range(100)])
+def test_one_lookup_equals_torch_on_joined_tables(name, many, monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
     ids, offsets, scale = LOOKUPS[name]
     made = tables(4, 5)
     joined = torch.cat([table.weight.detach() for table in made]).requires_grad_()
@@ -54,8 +56,9 @@ def test_gradients_add_up_over_backward_passes():
     assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
 
 
-def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._LARGE", 0)
+@pytest.mark.parametrize("many", [range(0), range(100)])
+def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(many, monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
     made = tables(4, 5)
     stack = Stack(made)
     variables = [table.weight for table in made]
@@ -83,8 +86,9 @@ def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatc
     )
 
 
-def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again(monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._LARGE", 0)
+@pytest.mark.parametrize("many", [range(0), range(100)])
+def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again(many, monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
     made = tables(4, 5)
     stack = Stack(made)
     for _ in range(3):
@@ -92,12 +96,70 @@ def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again(mo
     assert made[1].weight.grad[:, 0].tolist() == [6.0, 0.0, 0.0, 0.0, 3.0]
 
 
-def test_gradients_of_gradients_are_right():
+@pytest.mark.parametrize("summed", [True, False])
+def test_gradients_of_gradients_are_right(summed, monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._MANY", range(100))
     made = [table.double() for table in tables(2, 3)]
     stack = Stack(made)
     torch.autograd.gradgradcheck(
-        lambda *_: stack.look_up(torch.tensor([[0, 4, 1]])).pow(2), tuple(table.weight for table in made)
+        lambda *_: stack.look_up(torch.tensor([[0, 4, 1]]), summed=summed).pow(2),
+        tuple(table.weight for table in made),
     )
+
+
+@pytest.mark.parametrize("ids_of", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_rows_are_added_in_their_order(dtype, ids_of, monkeypatch):
+    """To the bit what torch does, whoever does it."""
+    ids = torch.randint(0, 50, (5000,), dtype=ids_of)
+    rows = torch.randn(5000, 7, dtype=dtype)
+    expected = torch.zeros(50, 7, dtype=dtype).index_add_(0, ids, rows)
+    with torch.no_grad():
+        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, rows), expected)
+        strided = rows.t().contiguous().t()
+        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, strided), expected)
+        monkeypatch.setattr("plait.feature_column.tables._product", lambda: None)
+        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, rows), expected)
+
+
+def test_scipy_adds_where_there_are_many(monkeypatch):
+    counts = []
+    known = _product()
+    assert known is not None
+
+    def product(*arguments):
+        counts.append(arguments[1])
+        known(*arguments)
+
+    monkeypatch.setattr("plait.feature_column.tables._product", lambda: product)
+    made = tables(40, 50)
+    for rows in (4, 4000):
+        Stack(made).look_up(torch.arange(rows * 2).view(rows, 2) % 90, summed=False).sum().backward()
+    assert counts == [8000]
+
+
+@pytest.mark.parametrize("broken", ["missing", "another order of arguments", "another result"])
+def test_without_what_scipy_keeps_to_itself_torch_adds(broken, monkeypatch):
+    def refuses(*arguments):
+        raise ValueError("sizes do not fit")
+
+    module = types.ModuleType("scipy.sparse._sparsetools")
+    if broken != "missing":
+        module.csc_matvecs = refuses if broken == "another order of arguments" else lambda *arguments: None
+    monkeypatch.setitem(sys.modules, "scipy.sparse._sparsetools", module)
+    _product.cache_clear()
+    try:
+        assert _product() is None
+    finally:
+        _product.cache_clear()
+
+
+def test_ids_must_not_change_before_the_backward_pass():
+    ids = torch.arange(6).view(3, 2)
+    found = Stack(tables(4, 5)).look_up(ids, summed=False).sum()
+    ids.add_(1000)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.backward()
 
 
 def test_an_optimizer_that_moves_one_table_moves_what_is_looked_up():

@@ -34,6 +34,7 @@ __all__ = [
     "derive",
     "described",
     "root",
+    "this_pass",
 ]
 
 _HINT = "write column.map(function) to work on each sample's value"
@@ -265,6 +266,11 @@ class _Now(threading.local):
 _now = _Now()
 
 
+def this_pass() -> int:
+    """The pass that this thread is working on a row of; outside of one, the first."""
+    return 0 if _now.key is None else _now.key[1]
+
+
 @contextlib.contextmanager
 def row_of(key: tuple[int, ...]) -> Iterator[None]:
     """Inside, this thread works on the row of `key`."""
@@ -280,7 +286,7 @@ class ColumnFunction:
     """A function of (value, NumPy generator), to be called with a column, or with a value.
 
     For a column the generator is each sample's own; for a value it is seeded from torch's global one, or, inside a
-    function that readers run, from the sample. It takes arrays and tensors alike.
+    function that readers run, from the sample. It takes arrays and tensors alike, and pictures that are `Undecoded`.
     """
 
     def __init__(self, function: Callable[[Any, np.random.Generator], Any], name: str) -> None:

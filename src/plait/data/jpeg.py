@@ -1,7 +1,8 @@
 """The upper rows of a JPEG, which take less time to decode than all of them.
 
 The pixels of a plain JPEG stand in its file from top to bottom. One whose header is changed to say that it is less high
-is decoded as far as that, to the same pixels, and the decoder complains of the bytes that are left over.
+is decoded as far as that, to the same pixels, and the decoder complains of the bytes that are left over. What is lost
+from the file shows at its end, so this is for files that were decoded as a whole once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Frame", "decode_upper"]
 
-_END = b"\xff\xd9"
+_BEGIN, _END = b"\xff\xd8", b"\xff\xd9"
 _MOST_SEGMENTS = 100
 """Before the pixels; files have up to 20, and a few with colour profiles more."""
 _PLAIN = (0xC0, 0xC1)
@@ -35,7 +36,7 @@ class Frame(NamedTuple):
     def of(cls, data: bytes | bytearray | memoryview) -> Frame | None:
         """None: it is of another kind, odd, or not whole."""
         try:
-            return _frame(data) if data[-2:] == _END else None
+            return _frame(data) if bytes(data[:2]) == _BEGIN and bytes(data[-2:]) == _END else None
         except IndexError:
             return None
 
@@ -66,22 +67,22 @@ def _number(data: bytes | bytearray | memoryview, at: int) -> int:
     return data[at] << 8 | data[at + 1]
 
 
-def decode_upper(
-    data: bytes | bytearray | memoryview, frame: Frame, rows: int, channels: int
-) -> NDArray[np.uint8] | None:
-    """`rows` rows or more; None if that would be all, or something is wrong, which decoding all of it will tell."""
+def decode_upper(data: bytes | bytearray | memoryview, rows: int) -> NDArray[np.uint8] | None:
+    """`rows` rows or more, in colour; None if that would be all, the file is odd, or something is wrong with it."""
     import simplejpeg  # noqa: PLC0415 - heavy
 
+    frame = Frame.of(data)
+    if frame is None:
+        return None
     # a row's colours may come from those of the next, too
     height = -(-(rows + frame.unit // 8) // frame.unit) * frame.unit
     if height >= frame.height:
         return None
     lower = bytearray(data)
     lower[frame.place : frame.place + 2] = height.to_bytes(2, "big")
-    pixels = np.empty((height, frame.width, channels), np.uint8)
+    pixels = np.empty((height, frame.width, 3), np.uint8)
     try:
-        simplejpeg.decode_jpeg(lower, "RGB" if channels == 3 else "GRAY", buffer=pixels)
-    except (KeyError, ValueError) as error:
-        # the first complaint is the one that is heard: nothing was wrong before
+        simplejpeg.decode_jpeg(lower, "RGB", buffer=pixels)
+    except (KeyError, ValueError) as error:  # only the first complaint is heard, and this one is forgiven anywhere
         return pixels if "extraneous bytes before marker" in str(error) else None
     return pixels

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.data.columns import Column, ColumnFunction, Origin, applied, derive
+from plait.data.columns import Column, ColumnFunction, Origin, applied, derive, this_pass
 from plait.data.datasets import Dataset, Order, SkippedSample, stacked
 from plait.data.jpeg import Frame
 from plait.data.pictures import Undecoded, decode, resize
@@ -165,7 +165,13 @@ def _item(values: Sequence[Any], place: int) -> Any:
 
 
 def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any] | Undecoded]:
+    """What decodes a row's picture: the whole of it in the first pass, which finds the damaged ones.
+
+    In later passes a recipe may decode the part that it cuts out, and no more. With `skip_broken` damaged ones stay, so
+    that all passes are like the first.
+    """
     channels, size, skip_broken = options.channels, options.size, options.skip_broken
+    in_parts = channels == 3 and not skip_broken
 
     def decoded(data: Any, name: str, rows: int | None = None) -> NDArray[Any]:
         try:
@@ -178,7 +184,7 @@ def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any] 
     def picture(data: Any, name: str) -> NDArray[Any] | Undecoded:
         if size is not None:
             return resize(decoded(data, name), *size, method="nearest")
-        frame = Frame.of(data)
+        frame = Frame.of(data) if in_parts and this_pass() > 0 else None
         if frame is None:
             return decoded(data, name)
         return Undecoded((frame.height, frame.width, channels), functools.partial(decoded, data, name))

@@ -1,8 +1,8 @@
 """Pictures: bytes of files to pixels and back, their size without decoding, and plain resizing.
 
-JPEGs are decoded by simplejpeg, in its exact mode, no further down than asked. Odd ones that it does not take and all
-other kinds are decoded by Pillow: OpenCV is faster at PNGs, but writes about broken ones to the standard error of the
-process. (So does libtiff about broken TIFFs, which few have.)
+JPEGs are decoded by simplejpeg, in its exact mode. Odd ones that it does not take and all other kinds are decoded by
+Pillow: OpenCV is faster at PNGs, but writes about broken ones to the standard error of the process. (So does libtiff
+about broken TIFFs, which few have.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.jpeg import Frame, decode_upper
+from plait.data.jpeg import decode_upper
 from plait.errors import ConfigError, DataError
 
 __all__ = [
@@ -78,8 +78,8 @@ class Undecoded:
         self._pixels: NDArray[np.uint8] | None = None
 
     def __getitem__(self, part: tuple[slice, slice]) -> NDArray[np.uint8]:
-        rows = part[0].indices(self.shape[0])[1]
-        return self._upper(rows)[part]
+        start, stop, step = part[0].indices(self.shape[0])
+        return self._upper(stop)[start:stop, part[1]] if step == 1 else self.whole()[part]
 
     def whole(self) -> NDArray[np.uint8]:
         return self._upper(self.shape[0])
@@ -105,8 +105,8 @@ def decode(
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, [height, width, channels], of which there are 3 (RGB) or 1 (gray).
 
-    With `rows`, only so many of the upper ones, which of most JPEGs take so much less time. What is damaged below them
-    is not seen then; a file that is cut off is.
+    With `rows`, only so many of the upper ones, which takes so much less time of most JPEGs, in colour. Not all that is
+    damaged is seen then: ask so for files that were decoded as a whole before. One that is cut off is an error still.
 
     Of 16-bit samples the upper 8 bits are taken. Transparency is dropped, not composited. Of many pictures in a file
     the first is taken. A camera's note (EXIF) on how to turn the picture is ignored. TensorFlow does all this alike.
@@ -118,6 +118,8 @@ def decode(
     """
     if channels not in (1, 3):
         raise ConfigError(f"channels is {channels!r}; write 3 for RGB or 1 for gray")
+    if rows is not None and rows < 0:
+        raise ConfigError(f"rows is {rows}; write how many of the upper ones are wanted, or None for all")
     kind = _kind(data, name)
     if kind == "JPEG":
         pixels = _decode_jpeg(data, name, channels, rows, max_pixels)
@@ -213,15 +215,12 @@ def _decode_jpeg(
 ) -> NDArray[np.uint8]:
     import simplejpeg  # noqa: PLC0415 - heavy
 
-    frame = None if rows is None else Frame.of(data)
-    if frame is not None and rows is not None:
-        _check_size("JPEG", name, frame.height, frame.width, max_pixels)
-        upper = decode_upper(data, frame, rows, channels)
-        if upper is not None:
-            return upper
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         _check_size("JPEG", name, height, width, max_pixels)
+        upper = decode_upper(data, rows) if rows is not None and channels == 3 else None
+        if upper is not None:
+            return upper
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY")
     except DataError:
         raise

@@ -21,6 +21,7 @@ from plait.errors import DataError
 __all__ = ["Recycled", "SharedBlocks"]
 
 Block = NDArray[np.uint8]
+_LINE = 64
 
 
 def _holders(blocks: Sequence[Block]) -> list[int]:
@@ -36,6 +37,13 @@ def _unheld(blocks: Sequence[Block]) -> list[int]:
     return [place for place, holders in enumerate(_holders(blocks)) if holders == _UNHELD]
 
 
+def _aligned(size: int) -> Block:
+    """Memory that begins where a line of the processor's caches does, as torch's: rows are not spread over two."""
+    room = np.empty(size + _LINE, np.uint8)
+    start = -room.ctypes.data % _LINE
+    return room[start : start + size]
+
+
 class Recycled:
     """Empty tensors, of which up to `most` blocks are kept for the next ones."""
 
@@ -49,7 +57,7 @@ class Recycled:
         with self._lock:
             block = self._unheld(size)
             if block is None:
-                block = np.empty(size, np.uint8)
+                block = _aligned(size)
                 self._blocks = [*self._blocks, block][-self._most :]
             tensor = torch.from_numpy(block).view(dtype)
         return tensor.view(tuple(shape))

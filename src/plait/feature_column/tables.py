@@ -8,7 +8,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,9 +18,8 @@ from plait.data.recycling import Recycled
 
 __all__ = ["Stack", "Table"]
 
-_LARGE = 1 << 18
-"""Numbers in tables that a near cache does not hold: there, bags of one pay, and a backward pass of ours, whose memory
-is used again: that of a fresh gradient costs more than to fill it with zeros."""
+_MANY = range(1 << 11, 1 << 20)
+"""How many rows SciPy adds up, more quickly than torch; of more, what it wants beside them would be large to keep."""
 _trains = operator.attrgetter("requires_grad")
 
 
@@ -72,12 +73,16 @@ class Stack:
         """Where in memory that was when it was last looked at."""
         self._joined: Tensor | None = None
         self._trained: list[bool] = []
-        self._gradients: Recycled | None = None
+        self._gradients = Recycled(1)
+        """Fresh memory of that size costs more than to fill it with zeros."""
         self.pack()
 
     def __getstate__(self) -> dict[str, Any]:
         # a tensor with a history has no copy, and a copy is elsewhere in memory
         return {**self.__dict__, "_joined": None, "_places": [], "_gradients": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _gradients=Recycled(1))
 
     def pack(self) -> None:
         """Move the tables behind each other, if they are not; their variables stay what they are."""
@@ -107,17 +112,12 @@ class Stack:
             joined = torch.cat(weights) if len(weights) > 1 else weights[0]
             return _looked_up(joined, ids, offsets, scale, summed)
         rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
-        if not rows.requires_grad and not summed and self._near:
-            return _side_by_side(rows, ids)
-        if not rows.requires_grad or (not summed and (rows.numel() <= _LARGE or not self._near)):
+        if not summed and self._near:
+            return _side_by_side(rows, whole, ids, self._gradients)
+        if not summed or not rows.requires_grad:
             return _looked_up(rows, ids, offsets, scale, summed)
-        if summed:
-            sums: Tensor = _Sums.apply(rows, ids, offsets, scale)  # type: ignore[no-untyped-call] # torch's
-            return sums
-        if self._gradients is None:
-            self._gradients = Recycled(1)
-        found: Tensor = _SideBySide.apply(rows, whole, ids, self._gradients)  # type: ignore[no-untyped-call] # same
-        return found
+        sums: Tensor = _Sums.apply(rows, ids, offsets, scale)  # type: ignore[no-untyped-call] # torch's
+        return sums
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
         """The variables, and all rows in one tensor if they are still there: others may have moved or replaced them."""
@@ -140,12 +140,8 @@ class Stack:
         """
         trained = [*map(_trains, weights)]
         if self._joined is None or self._trained != trained or not self._near:
-            if self._near and whole.numel() <= _LARGE:
-                joined = torch.cat(weights)
-                joined.data = whole  # which is the same; what torch made has a quicker backward pass than ours
-            else:
-                joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
-            self._joined, self._trained = joined, trained
+            self._joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
+            self._trained = trained
         return self._joined
 
 
@@ -157,8 +153,16 @@ def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor 
     )
 
 
-def _side_by_side(rows: Tensor, ids: Tensor) -> Tensor:
-    """On the CPU, without a history. A bag of one is a copy of its row, and torch fetches the rows of bags ahead."""
+def _side_by_side(rows: Tensor, whole: Tensor, ids: Tensor, gradients: Recycled) -> Tensor:
+    """On the CPU; `whole` is `rows` without a history."""
+    if not rows.requires_grad:
+        return _bags_of_one(whole, ids)
+    found: Tensor = _SideBySide.apply(rows, whole, ids, gradients)  # type: ignore[no-untyped-call] # torch's
+    return found
+
+
+def _bags_of_one(rows: Tensor, ids: Tensor) -> Tensor:
+    """A bag of one is a copy of its row, and torch fetches the rows of bags ahead."""
     flat = ids.view(-1)
     return torch.embedding_bag(rows, flat, _numbers(flat.numel()), False, 0)[0].view(ids.size(0), -1)
 
@@ -184,19 +188,20 @@ class _Joined(torch.autograd.Function):
 
 
 class _SideBySide(torch.autograd.Function):
-    """`_side_by_side` with a history; `whole` is `rows` without one."""
+    """`_bags_of_one` with a history."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor, gradients: Recycled) -> Tensor:
         del rows
-        ctx.ids, ctx.shape, ctx.gradients = ids, whole.shape, gradients
-        return _side_by_side(whole, ids)
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.gradients = whole.shape, gradients
+        return _bags_of_one(whole, ids)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        rows = gradient.reshape(-1, ctx.shape[1])
-        whole = ctx.gradients.empty(ctx.shape, gradient.dtype).zero_()
-        return whole.index_add_(0, ctx.ids.view(-1), rows), None, None, None
+        (ids,) = ctx.saved_tensors
+        zeros = ctx.gradients.empty(ctx.shape, gradient.dtype).zero_()
+        return _added(zeros, ids.view(-1), gradient.reshape(-1, ctx.shape[1])), None, None, None
 
 
 class _Sums(torch.autograd.Function):
@@ -218,4 +223,43 @@ class _Sums(torch.autograd.Function):
             bags = torch.arange(len(offsets) - 1, device=ids.device)
             rows = gradient.index_select(0, torch.repeat_interleave(bags, offsets.diff()))
             rows = rows if scale is None else rows * scale[:, None]
-        return gradient.new_zeros(ctx.shape).index_add_(0, ids.view(-1), rows), None, None, None
+        return _added(gradient.new_zeros(ctx.shape), ids.view(-1), rows), None, None, None
+
+
+def _added(zeros: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    """`zeros.index_add_(0, ids, rows)`, for ids that are known to be in it.
+
+    It is also a product with a matrix that has a one in each column, for which SciPy takes half the time of torch, and
+    does not look at the ids.
+    """
+    plain = type(rows) is Tensor and rows.device.type == "cpu" and not rows.is_neg() and ids.dtype == torch.int64
+    exact = rows.dtype in (torch.float32, torch.float64)
+    followed = torch.is_grad_enabled() or _followed()
+    product = _product() if plain and exact and not followed and len(ids) in _MANY else None
+    if product is None:
+        return zeros.index_add_(0, ids, rows)
+    there = rows.numpy()
+    ones, starts = _ones(len(ids), there.dtype)
+    height, width = zeros.shape
+    product(height, len(ids), width, starts, ids.numpy(), ones, there.ravel(), zeros.numpy().ravel())
+    return zeros
+
+
+@functools.lru_cache(4)
+def _ones(count: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The values of a matrix with a one in each column, and where those of each column begin."""
+    return np.ones(count, dtype), np.arange(count + 1, dtype=np.int64)
+
+
+@functools.cache
+def _product() -> Callable[..., None] | None:
+    """SciPy's loop behind the public product, which cannot add to memory that is there; tried out first, therefore."""
+    rows, found = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
+    try:
+        from scipy.sparse._sparsetools import csc_matvecs  # noqa: PLC0415 - heavy
+
+        ones, starts = _ones(3, rows.dtype)
+        csc_matvecs(3, 3, 2, starts, np.array([2, 0, 2]), ones, rows, found)
+    except (ImportError, TypeError, ValueError):
+        return None
+    return csc_matvecs if found.tolist() == [2, 3, 0, 0, 4, 6] else None
