@@ -653,7 +653,7 @@ def reader_alone(folder: Path, kind: Any) -> float:
     return steps * BATCH / seconds
 
 
-class Clock(mox.AggregativeSessionRunHook):
+class PassClock(mox.AggregativeSessionRunHook):
     """When steps were done, and how long the card had been idle by then."""
 
     def __init__(self, steps: Sequence[int]) -> None:
@@ -680,7 +680,7 @@ class Clock(mox.AggregativeSessionRunHook):
 
 def reader_and_training(folder: Path, kind: Any) -> tuple[float, float, float]:
     """Pictures a second in the first pass and in the second, and how much of the second the card was idle."""
-    clocks: list[Clock] = []
+    clocks: list[PassClock] = []
     feeding.SAMPLED = 1  # there are few steps here, and they take long
     windows = (30, PASS - 8), (PASS + 12, 2 * PASS - 8)
 
@@ -688,7 +688,7 @@ def reader_and_training(folder: Path, kind: Any) -> tuple[float, float, float]:
         images, labels = inputs
         logits, _ = mox.get_model_fn(NAME, mode, CLASSES)(images)
         loss = F.cross_entropy(logits, labels)
-        hook = Clock([step for window in windows for step in window])
+        hook = PassClock([step for window in windows for step in window])
         if not clocks:
             clocks.append(hook)
         return mox.ModelSpec(loss=loss, log_info={"loss": loss}, hooks=[hook])
