@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from plait.data.recycling import Recycled
 from plait.feature_column.tables import Stack, Table, _added, _product
 
 
@@ -56,9 +57,8 @@ def test_gradients_add_up_over_backward_passes():
     assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
 
 
-@pytest.mark.parametrize("many", [range(0), range(100)])
-def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(many, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
+def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatch):
+    monkeypatch.setattr("plait.feature_column.tables._MANY", range(100))
     made = tables(4, 5)
     stack = Stack(made)
     variables = [table.weight for table in made]
@@ -115,11 +115,11 @@ def test_rows_are_added_in_their_order(dtype, ids_of, monkeypatch):
     rows = torch.randn(5000, 7, dtype=dtype)
     expected = torch.zeros(50, 7, dtype=dtype).index_add_(0, ids, rows)
     with torch.no_grad():
-        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, rows), expected)
+        assert torch.equal(_added((50, 7), ids, rows, Recycled()), expected)
         strided = rows.t().contiguous().t()
-        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, strided), expected)
+        assert torch.equal(_added((50, 7), ids, strided, Recycled()), expected)
         monkeypatch.setattr("plait.feature_column.tables._product", lambda: None)
-        assert torch.equal(_added(torch.zeros(50, 7, dtype=dtype), ids, rows), expected)
+        assert torch.equal(_added((50, 7), ids, rows, Recycled()), expected)
 
 
 def test_scipy_adds_where_there_are_many(monkeypatch):
@@ -152,6 +152,27 @@ def test_without_what_scipy_keeps_to_itself_torch_adds(broken, monkeypatch):
         assert _product() is None
     finally:
         _product.cache_clear()
+
+
+@pytest.mark.parametrize("many", [range(0), range(100)])
+def test_gradients_of_other_kinds(many, monkeypatch):
+    """Many at once, and zeros that have no memory."""
+    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
+    made = tables(4, 5)
+    weights = [table.weight for table in made]
+    found = Stack(made).look_up(IDS[:4].view(2, 2), summed=False)
+    basis = torch.eye(found.numel()).view(-1, *found.shape)
+    at_once = torch.autograd.grad(found, weights, basis, is_grads_batched=True, retain_graph=True)
+    for number, gradient in enumerate(basis):
+        single = torch.autograd.grad(found, weights, gradient, retain_graph=True)
+        assert all(torch.equal(many[number], one) for many, one in zip(at_once, single, strict=True))
+    nothing = torch.autograd.grad(found, weights, torch._efficientzerotensor(found.shape))
+    assert all(not one.any() for one in nothing)
+
+
+def test_as_many_ids_as_rows():
+    with torch.no_grad(), pytest.raises(RuntimeError, match="index_add"):
+        _added((5, 4), torch.zeros(3000, dtype=torch.int64), torch.ones(2500, 4), Recycled())
 
 
 def test_ids_must_not_change_before_the_backward_pass():

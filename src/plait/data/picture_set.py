@@ -165,7 +165,7 @@ def _item(values: Sequence[Any], place: int) -> Any:
 
 
 def _decoder(options: Options, where: str) -> Callable[[Any, str], NDArray[Any] | Undecoded]:
-    """What decodes a row's picture: the whole of it in the first pass, which finds the damaged ones.
+    """What decodes a row's picture: the whole of it in the first pass, so that damage is seen.
 
     In later passes a recipe may decode the part that it cuts out, and no more. With `skip_broken` damaged ones stay, so
     that all passes are like the first.

@@ -105,8 +105,8 @@ def decode(
 ) -> NDArray[np.uint8]:
     """The pixels of a picture file, [height, width, channels], of which there are 3 (RGB) or 1 (gray).
 
-    With `rows`, only so many of the upper ones, which takes so much less time of most JPEGs, in colour. Not all that is
-    damaged is seen then: ask so for files that were decoded as a whole before. One that is cut off is an error still.
+    With `rows`, only so many of the upper ones: of most JPEGs, in colour, they take less time. Not all damage is seen
+    then: ask so for files that were decoded as a whole before. One that is cut off is an error still.
 
     Of 16-bit samples the upper 8 bits are taken. Transparency is dropped, not composited. Of many pictures in a file
     the first is taken. A camera's note (EXIF) on how to turn the picture is ignored. TensorFlow does all this alike.

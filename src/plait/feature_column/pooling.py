@@ -102,8 +102,6 @@ class Pool:
         numbers = [stack.tables.index(table) for table in tables]
         starts = torch.tensor([0, *stack.sizes]).cumsum(0)
         self._starts = starts[numbers]
-        self._spread = self._starts
-        """The starts for each example of a batch: added more quickly than by broadcasting so short a row."""
         sizes = [column.num_buckets for column in columns]
         self._sizes, self._least = torch.tensor(sizes), min(sizes)
         self._keys = [column.plain_key for column in columns]
@@ -140,9 +138,7 @@ class Pool:
         low, high = places.aminmax()
         if low.item() < 0 or (high.item() >= self._least and bool((places.amax(0) >= self._sizes).any())):
             return None
-        if self._spread.shape != places.shape or self._spread.device != device:
-            self._spread = self._starts.expand(places.shape).contiguous()
-        return places.add_(self._spread)
+        return places.add_(self._starts)
 
     def _side_by_side(self, inputs: Inputs, device: torch.device) -> Tensor | None:
         values = []

@@ -73,16 +73,16 @@ class Stack:
         """Where in memory that was when it was last looked at."""
         self._joined: Tensor | None = None
         self._trained: list[bool] = []
-        self._gradients = Recycled(1)
-        """Fresh memory of that size costs more than to fill it with zeros."""
+        self._memory = Recycled(1)
+        """Of the gradient: fresh memory of its size costs more than to fill it with zeros."""
         self.pack()
 
     def __getstate__(self) -> dict[str, Any]:
         # a tensor with a history has no copy, and a copy is elsewhere in memory
-        return {**self.__dict__, "_joined": None, "_places": [], "_gradients": None}
+        return {**self.__dict__, "_joined": None, "_places": [], "_memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _gradients=Recycled(1))
+        self.__dict__.update(state, _memory=Recycled(1))
 
     def pack(self) -> None:
         """Move the tables behind each other, if they are not; their variables stay what they are."""
@@ -113,10 +113,10 @@ class Stack:
             return _looked_up(joined, ids, offsets, scale, summed)
         rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
         if not summed and self._near:
-            return _side_by_side(rows, whole, ids, self._gradients)
+            return _side_by_side(rows, whole, ids, self._memory)
         if not summed or not rows.requires_grad:
             return _looked_up(rows, ids, offsets, scale, summed)
-        sums: Tensor = _Sums.apply(rows, ids, offsets, scale)  # type: ignore[no-untyped-call] # torch's
+        sums: Tensor = _Sums.apply(rows, ids, offsets, scale, self._memory)  # type: ignore[no-untyped-call] # torch's
         return sums
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
@@ -153,11 +153,11 @@ def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor 
     )
 
 
-def _side_by_side(rows: Tensor, whole: Tensor, ids: Tensor, gradients: Recycled) -> Tensor:
+def _side_by_side(rows: Tensor, whole: Tensor, ids: Tensor, memory: Recycled) -> Tensor:
     """On the CPU; `whole` is `rows` without a history."""
     if not rows.requires_grad:
         return _bags_of_one(whole, ids)
-    found: Tensor = _SideBySide.apply(rows, whole, ids, gradients)  # type: ignore[no-untyped-call] # torch's
+    found: Tensor = _SideBySide.apply(rows, whole, ids, memory)  # type: ignore[no-untyped-call] # torch's
     return found
 
 
@@ -184,33 +184,35 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return (None, None, *gradient.unsafe_split_with_sizes(ctx.sizes))
+        return (None, None, *gradient.split_with_sizes(ctx.sizes))
 
 
 class _SideBySide(torch.autograd.Function):
     """`_bags_of_one` with a history."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor, gradients: Recycled) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor, memory: Recycled) -> Tensor:
         del rows
         ctx.save_for_backward(ids)
-        ctx.shape, ctx.gradients = whole.shape, gradients
+        ctx.shape, ctx.memory = whole.shape, memory
         return _bags_of_one(whole, ids)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
-        zeros = ctx.gradients.empty(ctx.shape, gradient.dtype).zero_()
-        return _added(zeros, ids.view(-1), gradient.reshape(-1, ctx.shape[1])), None, None, None
+        rows = gradient.reshape(-1, ctx.shape[1])
+        return _added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None
 
 
 class _Sums(torch.autograd.Function):
     """Sums of rows; torch's own backward pass of them takes many times as long."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, memory: Recycled
+    ) -> Tensor:
         ctx.save_for_backward(ids, offsets, scale)
-        ctx.shape = rows.shape
+        ctx.shape, ctx.memory = rows.shape, memory
         return _looked_up(rows.detach(), ids, offsets, scale, summed=True)  # for which torch prepares no backward pass
 
     @staticmethod
@@ -223,26 +225,32 @@ class _Sums(torch.autograd.Function):
             bags = torch.arange(len(offsets) - 1, device=ids.device)
             rows = gradient.index_select(0, torch.repeat_interleave(bags, offsets.diff()))
             rows = rows if scale is None else rows * scale[:, None]
-        return _added(gradient.new_zeros(ctx.shape), ids.view(-1), rows), None, None, None
+        return _added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None, None
 
 
-def _added(zeros: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
-    """`zeros.index_add_(0, ids, rows)`, for ids that are known to be in it.
+def _added(shape: Sequence[int], ids: Tensor, rows: Tensor, memory: Recycled) -> Tensor:
+    """Zeros, and each row added at the place of its id, in this order; the ids are known to be inside.
 
     It is also a product with a matrix that has a one in each column, for which SciPy takes half the time of torch, and
     does not look at the ids.
     """
-    plain = type(rows) is Tensor and rows.device.type == "cpu" and not rows.is_neg() and ids.dtype == torch.int64
-    exact = rows.dtype in (torch.float32, torch.float64)
-    followed = torch.is_grad_enabled() or _followed()
-    product = _product() if plain and exact and not followed and len(ids) in _MANY else None
-    if product is None:
-        return zeros.index_add_(0, ids, rows)
-    there = rows.numpy()
+    product = _product() if _may_leave_torch(ids, rows) else None
+    try:
+        there = None if product is None else rows.numpy()
+    except RuntimeError:  # many gradients as one, zeros without memory
+        there = None
+    if product is None or there is None:
+        return rows.new_zeros(shape).index_add_(0, ids, rows)
+    found = memory.empty(shape, rows.dtype).zero_()
     ones, starts = _ones(len(ids), there.dtype)
-    height, width = zeros.shape
-    product(height, len(ids), width, starts, ids.numpy(), ones, there.ravel(), zeros.numpy().ravel())
-    return zeros
+    product(shape[0], len(ids), shape[1], starts, ids.numpy(), ones, there.ravel(), found.numpy().ravel())
+    return found
+
+
+def _may_leave_torch(ids: Tensor, rows: Tensor) -> bool:
+    near = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and ids.dtype == torch.int64
+    followed = torch.is_grad_enabled() or _followed()
+    return near and not followed and len(rows) == len(ids) and len(ids) in _MANY
 
 
 @functools.lru_cache(4)
