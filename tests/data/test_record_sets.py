@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.data import jpeg, pictures
 from plait.data.datasets import column_source
 from plait.data.example import make_example
 from plait.data.folders import ImageClassificationTFRecordMetadata
@@ -23,6 +24,7 @@ from plait.data.record_sets import ImageClassificationTFRecordDataset, get_datas
 from plait.data.stream import Stream
 from plait.data.tfrecord import TFRecordWriter, read_records
 from plait.errors import ConfigError, DataError, PlaitError
+from plait.mox import ModeKeys, get_data_augmentation_fn
 from plait.rng import rng_state
 
 FILES, EACH = 3, 6
@@ -540,6 +542,25 @@ def test_broken_files(tmp_path):
 @pytest.mark.slow
 def test_many_broken_files(tmp_path):
     check_broken_files(tmp_path, 2000, 2)
+
+
+@pytest.mark.parametrize("kind", [None, ForkedReader])
+def test_later_passes_decode_what_is_cut_out_to_the_same_pixels(tmp_path, monkeypatch, kind):
+    rows, columns, channels = np.mgrid[:120, :90, :3]
+    files = [(128 + 90 * np.sin(rows / 9 + channels + number) * np.cos(columns / 11)) for number in range(6)]
+    records = [fields(0, **{"image/encoded": encode_jpeg(file.astype(np.uint8))}) for file in files]
+    write(tmp_path / "train_0.tfrecord", records)
+    recipe = get_data_augmentation_fn("vgg_16", ModeKeys.TRAIN, 32, 32, resize_side_min=40)
+    dataset = make(tmp_path, augmentation_fn=recipe, reader_class=kind)
+    parts, whole = jpeg.decode_upper, []
+    for epoch in range(3):
+        found = batches(dataset, "image", epoch=epoch, batch_size=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(pictures, "decode_upper", lambda *given: whole.append(parts(*given)))
+            again = batches(dataset, "image", epoch=epoch, batch_size=3)
+        assert len(found) == 2
+        assert all(torch.equal(one, other) for (one,), (other,) in zip(found, again, strict=True))
+        assert kind is not None or len(whole) == 6 * epoch  # processes count for themselves
 
 
 class TestForkedReader:
