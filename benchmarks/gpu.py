@@ -706,12 +706,10 @@ def reader_and_training(folder: Path, kind: Any) -> tuple[float, float, float]:
         max_number_of_steps=2 * PASS,
     )
     at = clocks[0].at
-    rates, idle = [], 0.0
-    for begin, end in windows:
-        seconds = at[end][0] - at[begin][0]
-        rates.append((end - begin) * BATCH / seconds)
-        idle = (at[end][1] - at[begin][1]) / seconds
-    return rates[0], rates[1], idle
+    first, second = (at[end][0] - at[begin][0] for begin, end in windows)
+    steps = [end - begin for begin, end in windows]
+    begin, end = windows[1]
+    return steps[0] * BATCH / first, steps[1] * BATCH / second, (at[end][1] - at[begin][1]) / second
 
 
 # ---- Saving

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.data.pictures import Picture, Undecoded, opencv, resize
+from plait.data.pictures import Picture, opencv, resize
+from plait.data.undecoded import Undecoded
 from plait.errors import ConfigError, DataError
 
 __all__ = ["FAMILIES", "Augmentation", "augment"]

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plait.data.pictures import whole
 from plait.data.sources import as_tensor
+from plait.data.undecoded import whole
 from plait.errors import DataError, FunctionError, PlaitError
 from plait.rng import derive_seed
 

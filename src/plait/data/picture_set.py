@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from plait.data.columns import Column, ColumnFunction, Origin, applied, derive, this_pass
 from plait.data.datasets import Dataset, Order, SkippedSample, stacked
 from plait.data.jpeg import Frame
-from plait.data.pictures import Undecoded, decode, resize
+from plait.data.pictures import decode, resize
+from plait.data.undecoded import Undecoded
 from plait.errors import ConfigError, DataError, FunctionError
 
 __all__ = ["Options", "PictureDataset", "digest", "many_hot"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from plait.data.columns import ColumnFunction
-from plait.data.pictures import Undecoded
+from plait.data.undecoded import Undecoded
 from plait.errors import ConfigError
 from plait.mox.spec import ModeKeys
 from plait.nets.registry import NETS, info
