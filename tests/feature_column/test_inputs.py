@@ -54,18 +54,30 @@ def test_a_feature_that_is_not_there_is_named():
         Inputs({"a": [1]}).raw("b")
 
 
-def test_plain_features_lie_side_by_side_in_a_copy():
+def test_plain_features_are_taken_as_they_are():
     one, two = torch.tensor([1, 2]), torch.tensor([3, 4])
-    found = Inputs({"a": one, "b": two}).plain(["a", "b"])
-    assert found.tolist() == [[1, 3], [2, 4]]
-    found += 1
-    assert one.tolist() == [1, 2]
+    found = Inputs({"a": one, "b": two}).plain(["b", "a"])
+    assert found[0] is two
+    assert found[1] is one
 
 
-@pytest.mark.parametrize("other", [torch.tensor([1.0, 2.0]), torch.tensor([[1], [2]]), torch.tensor([1]), [1, 2]])
-def test_others_are_not_plain(other):
-    assert Inputs({"a": torch.tensor([1, 2]), "b": other}).plain(["a", "b"]) is None
+OTHERS = {
+    "another type": torch.tensor([1.0, 2.0]),
+    "two dimensions": torch.tensor([[1], [2]]),
+    "another length": torch.tensor([1]),
+    "no dimension": torch.tensor(1),
+    "no tensor": [1, 2],
+    "a tensor of its own kind": torch.nn.Parameter(torch.tensor([1, 2]), requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_are_not_plain(name):
+    for features in ({"a": torch.tensor([1, 2]), "b": OTHERS[name]}, {"a": OTHERS[name], "b": torch.tensor([1, 2])}):
+        assert Inputs(features).plain(["a", "b"]) is None
     assert Inputs({"a": torch.tensor([1, 2])}).plain(["a", None]) is None
+    assert Inputs({"a": torch.tensor([], dtype=torch.int64)}).plain(["a"]) is None
+    assert Inputs([1, 2]).plain(["a"]) is None
 
 
 def test_only_missing_values_are_dropped_from_dense_ids():

@@ -1,20 +1,33 @@
 from __future__ import annotations
 
 import copy
-import sys
-import types
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from plait.data.recycling import Recycled
-from plait.feature_column.tables import Stack, Table, _added, _product
+from plait.feature_column import rows
+from plait.feature_column.tables import Stack, Table
 
 
 def tables(*sizes, dim=3, trainable=True):
     return [Table(size, dim, "rows", nn.init.normal_, trainable=trainable, sparse=False) for size in sizes]
+
+
+def beside(stack, ids):
+    """Rows side by side of places in the whole stack: each column's table is all of it."""
+    count = ids.shape[1]
+    return stack.side_by_side([*ids.unbind(1)], torch.zeros(count).long(), torch.full((count,), sum(stack.sizes)))
+
+
+@pytest.fixture(params=["loops", "torch"])
+def ways(request, monkeypatch):
+    """As the loops in C do it, and as torch does where they were not built."""
+    if request.param == "torch":
+        monkeypatch.setattr(rows, "loops", None)
+    elif rows.loops is None:
+        pytest.skip("the loops in C are not built: there was no compiler when plait was installed")
 
 
 IDS = torch.tensor([0, 4, 4, 8, 2])
@@ -29,13 +42,13 @@ LOOKUPS = {
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize("many", [range(0), range(100)])
-def test_one_lookup_equals_torch_on_joined_tables(name, many, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
+@pytest.mark.usefixtures("ways")
+def test_one_lookup_equals_torch_on_joined_tables(name):
     ids, offsets, scale = LOOKUPS[name]
     made = tables(4, 5)
     joined = torch.cat([table.weight.detach() for table in made]).requires_grad_()
-    found = Stack(made).look_up(ids, offsets, scale, summed=name != "side by side")
+    stack = Stack(made)
+    found = beside(stack, ids) if name == "side by side" else stack.look_up(ids, offsets, scale)
     if name == "side by side":
         expected = functional.embedding(ids, joined).flatten(1)
     else:
@@ -57,8 +70,8 @@ def test_gradients_add_up_over_backward_passes():
     assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
 
 
-def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._MANY", range(100))
+@pytest.mark.skipif(rows.loops is None, reason="torch takes memory of its own")
+def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them():
     made = tables(4, 5)
     stack = Stack(made)
     variables = [table.weight for table in made]
@@ -66,7 +79,7 @@ def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatc
     def gradients(factor):
         for variable in variables:
             variable.grad = None
-        (stack.look_up(IDS[:4].view(2, 2), summed=False).sum() * factor).backward()
+        (beside(stack, IDS[:4].view(2, 2)).sum() * factor).backward()
         return [variable.grad for variable in variables]
 
     first = gradients(1)
@@ -81,106 +94,75 @@ def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them(monkeypatc
     assert [one.tolist() for one in again] == values
     assert len({gradients(1)[0].data_ptr() for _ in range(5)}) == 1
     copied = copy.deepcopy(stack)
-    assert torch.equal(
-        copied.look_up(IDS[:4].view(2, 2), summed=False), stack.look_up(IDS[:4].view(2, 2), summed=False)
-    )
+    assert torch.equal(beside(copied, IDS[:4].view(2, 2)), beside(stack, IDS[:4].view(2, 2)))
 
 
-@pytest.mark.parametrize("many", [range(0), range(100)])
-def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again(many, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
+@pytest.mark.usefixtures("ways")
+def test_gradients_add_up_over_backward_passes_with_memory_that_is_used_again():
     made = tables(4, 5)
     stack = Stack(made)
     for _ in range(3):
-        stack.look_up(IDS[:, None], summed=False).sum().backward()
+        beside(stack, IDS[:, None]).sum().backward()
     assert made[1].weight.grad[:, 0].tolist() == [6.0, 0.0, 0.0, 0.0, 3.0]
 
 
-@pytest.mark.parametrize("summed", [True, False])
-def test_gradients_of_gradients_are_right(summed, monkeypatch):
-    monkeypatch.setattr("plait.feature_column.tables._MANY", range(100))
+@pytest.mark.parametrize("look_up", [beside, Stack.look_up])
+def test_gradients_of_gradients_are_right(look_up):
     made = [table.double() for table in tables(2, 3)]
     stack = Stack(made)
     torch.autograd.gradgradcheck(
-        lambda *_: stack.look_up(torch.tensor([[0, 4, 1]]), summed=summed).pow(2),
+        lambda *_: look_up(stack, torch.tensor([[0, 4, 1]])).pow(2),
         tuple(table.weight for table in made),
     )
 
 
-@pytest.mark.parametrize("ids_of", [torch.int64, torch.int32])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-def test_rows_are_added_in_their_order(dtype, ids_of, monkeypatch):
-    """To the bit what torch does, whoever does it."""
-    ids = torch.randint(0, 50, (5000,), dtype=ids_of)
-    rows = torch.randn(5000, 7, dtype=dtype)
-    expected = torch.zeros(50, 7, dtype=dtype).index_add_(0, ids, rows)
-    with torch.no_grad():
-        assert torch.equal(_added((50, 7), ids, rows, Recycled()), expected)
-        strided = rows.t().contiguous().t()
-        assert torch.equal(_added((50, 7), ids, strided, Recycled()), expected)
-        monkeypatch.setattr("plait.feature_column.tables._product", lambda: None)
-        assert torch.equal(_added((50, 7), ids, rows, Recycled()), expected)
-
-
-def test_scipy_adds_where_there_are_many(monkeypatch):
-    counts = []
-    known = _product()
-    assert known is not None
-
-    def product(*arguments):
-        counts.append(arguments[1])
-        known(*arguments)
-
-    monkeypatch.setattr("plait.feature_column.tables._product", lambda: product)
-    made = tables(40, 50)
-    for rows in (4, 4000):
-        Stack(made).look_up(torch.arange(rows * 2).view(rows, 2) % 90, summed=False).sum().backward()
-    assert counts == [8000]
-
-
-@pytest.mark.parametrize("broken", ["missing", "another order of arguments", "another result"])
-def test_without_what_scipy_keeps_to_itself_torch_adds(broken, monkeypatch):
-    def refuses(*arguments):
-        raise ValueError("sizes do not fit")
-
-    module = types.ModuleType("scipy.sparse._sparsetools")
-    if broken != "missing":
-        module.csc_matvecs = refuses if broken == "another order of arguments" else lambda *arguments: None
-    monkeypatch.setitem(sys.modules, "scipy.sparse._sparsetools", module)
-    _product.cache_clear()
-    try:
-        assert _product() is None
-    finally:
-        _product.cache_clear()
-
-
-@pytest.mark.parametrize("many", [range(0), range(100)])
-def test_gradients_of_other_kinds(many, monkeypatch):
-    """Many at once, and zeros that have no memory."""
-    monkeypatch.setattr("plait.feature_column.tables._MANY", many)
+@pytest.mark.usefixtures("ways")
+def test_gradients_of_other_kinds():
+    """Many at once, zeros that have no memory, and what is less than nothing by a flag."""
     made = tables(4, 5)
     weights = [table.weight for table in made]
-    found = Stack(made).look_up(IDS[:4].view(2, 2), summed=False)
+    found = beside(Stack(made), IDS[:4].view(2, 2))
     basis = torch.eye(found.numel()).view(-1, *found.shape)
     at_once = torch.autograd.grad(found, weights, basis, is_grads_batched=True, retain_graph=True)
     for number, gradient in enumerate(basis):
         single = torch.autograd.grad(found, weights, gradient, retain_graph=True)
         assert all(torch.equal(many[number], one) for many, one in zip(at_once, single, strict=True))
-    nothing = torch.autograd.grad(found, weights, torch._efficientzerotensor(found.shape))
+    nothing = torch.autograd.grad(found, weights, torch._efficientzerotensor(found.shape), retain_graph=True)
     assert all(not one.any() for one in nothing)
+    gradient = torch.randn_like(found)
+    turned = torch.autograd.grad(found, weights, torch._neg_view(gradient), retain_graph=True)
+    plain = torch.autograd.grad(found, weights, -gradient)
+    assert all(torch.equal(one, other) for one, other in zip(turned, plain, strict=True))
 
 
-def test_as_many_ids_as_rows():
-    with torch.no_grad(), pytest.raises(RuntimeError, match="index_add"):
-        _added((5, 4), torch.zeros(3000, dtype=torch.int64), torch.ones(2500, 4), Recycled())
+@pytest.mark.usefixtures("ways")
+def test_ids_may_change_before_the_backward_pass():
+    made = tables(4, 5)
+    ids = torch.tensor([[1, 6], [1, 4]])
+    found = beside(Stack(made), ids).sum()
+    ids.add_(1000)
+    found.backward()
+    assert made[0].weight.grad[:, 0].tolist() == [0.0, 2.0, 0.0, 0.0]
+    assert made[1].weight.grad[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
-def test_ids_must_not_change_before_the_backward_pass():
+def test_ids_of_sums_must_not_change_before_the_backward_pass():
     ids = torch.arange(6).view(3, 2)
-    found = Stack(tables(4, 5)).look_up(ids, summed=False).sum()
+    found = Stack(tables(4, 5)).look_up(ids).sum()
     ids.add_(1000)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         found.backward()
+
+
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("trainable", [True, False])
+def test_an_id_outside_of_its_table_is_no_row_of_the_next(trainable):
+    stack = Stack(tables(4, 5, trainable=trainable))
+    starts, sizes = torch.tensor([0, 4]), torch.tensor([4, 5])
+    good = torch.tensor([0, 3])
+    for ids in ([torch.tensor([0, 4]), good], [good, torch.tensor([5, 0])], [good, torch.tensor([0, -1])]):
+        assert stack.side_by_side(ids, starts, sizes) is None
+    assert stack.side_by_side([good, good], starts, sizes) is not None
 
 
 def test_an_optimizer_that_moves_one_table_moves_what_is_looked_up():
@@ -213,30 +195,29 @@ def test_a_table_that_is_frozen_and_freed_again_is_so_at_the_next_lookup():
     assert not stack.look_up(IDS[:, None]).requires_grad
 
 
-@pytest.mark.parametrize("summed", [True, False])
-def test_gradients_can_be_asked_for_of_one_table_and_hooks_see_them(summed):
+@pytest.mark.parametrize("look_up", [beside, Stack.look_up])
+def test_gradients_can_be_asked_for_of_one_table_and_hooks_see_them(look_up):
     made = tables(4, 5)
     stack = Stack(made)
-    stack.look_up(IDS[:, None], summed=summed).sum().backward()  # what follows finds the history of this one
+    look_up(stack, IDS[:, None]).sum().backward()  # what follows finds the history of this one
     seen = []
     made[1].weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad[:, 0].tolist()))
-    (alone,) = torch.autograd.grad(stack.look_up(IDS[:, None], summed=summed).sum(), [made[0].weight])
+    (alone,) = torch.autograd.grad(look_up(stack, IDS[:, None]).sum(), [made[0].weight])
     assert alone[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
     assert seen == []
-    stack.look_up(IDS[:, None], summed=summed).sum().backward()
+    look_up(stack, IDS[:, None]).sum().backward()
     assert seen == [[4.0, 0.0, 0.0, 0.0, 2.0]]
 
 
-def test_numbers_that_are_kept_are_on_the_cpu_whatever_the_default_device_is():
+@pytest.mark.usefixtures("ways")
+def test_the_default_device_and_inference_do_not_matter():
     stack = Stack(tables(4, 5))
-    ids = torch.tensor([[1, 6, 2, 3, 5, 0, 0]])  # a count that no other test has
-    with torch.no_grad():
-        with torch.device("meta"):
-            stack.look_up(ids, summed=False)
-        with torch.inference_mode():
-            stack.look_up(ids, summed=False)
-        found = stack.look_up(ids, summed=False)
-    assert torch.equal(found, functional.embedding(ids, torch.cat([t.weight for t in stack.tables])).flatten(1))
+    ids = torch.tensor([[1, 6, 2, 3, 5, 0, 0]])
+    starts, sizes = torch.zeros(7).long(), torch.full((7,), 9)
+    expected = functional.embedding(ids, torch.cat([t.weight for t in stack.tables])).flatten(1)
+    for mode in (torch.no_grad(), torch.device("meta"), torch.inference_mode()):
+        with mode:
+            assert torch.equal(stack.side_by_side([*ids.unbind(1)], starts, sizes), expected)
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -245,19 +226,19 @@ def test_inside_torch_func_nothing_is_kept(cold):
     stack = Stack(made)
     ids = torch.tensor([[1, 6]])
     if not cold:
-        stack.look_up(ids, summed=False)
+        beside(stack, ids)
     for table in made:
         table.double()
     stack.pack()
-    summed = lambda scale: (stack.look_up(ids, summed=False) * scale).sum()  # noqa: E731
+    summed = lambda scale: (beside(stack, ids) * scale).sum()  # noqa: E731
     slope = torch.func.grad(summed)(torch.tensor(2.0, dtype=torch.float64))
-    assert slope == stack.look_up(ids, summed=False).sum()
+    assert slope == beside(stack, ids).sum()
     with torch.no_grad():
         for table in made:
             table.weight.fill_(7.0)
-    assert stack.look_up(ids, summed=False).tolist() == [[7.0] * 6]
+    assert beside(stack, ids).tolist() == [[7.0] * 6]
     values = {"table.rows": made[1].weight.detach()}
-    looking = _Looking(made[1], stack, summed=False)
+    looking = _Looking(made[1], stack, beside)
     call = lambda given: torch.func.functional_call(looking, given, (torch.tensor([[4]]),)).sum()  # noqa: E731
     assert torch.func.jvp(call, (values,), (values,))[1] == 21.0
 
@@ -314,12 +295,12 @@ def test_variables_that_were_replaced_are_looked_up_where_they_are(how):
 
 
 class _Looking(nn.Module):
-    def __init__(self, table, stack, summed=True):
+    def __init__(self, table, stack, look_up=Stack.look_up):
         super().__init__()
-        self.table, self.stack, self.summed = table, stack, summed
+        self.table, self.stack, self.look_up = table, stack, look_up
 
     def forward(self, ids):
-        return self.stack.look_up(ids, summed=self.summed)
+        return self.look_up(self.stack, ids)
 
 
 def test_a_copy_has_rows_of_its_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -17,6 +18,9 @@ __all__ = ["MISSING", "Categorical", "Ids", "Inputs", "Ragged", "Raw", "as_raw",
 
 MISSING = -(2**63)
 """Stands in dense ids for a value that is not there, where -1 may be the id of one that is."""
+
+
+_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 
 
 class Ragged(NamedTuple):
@@ -82,18 +86,17 @@ class Inputs:
         found: Ids = self.once(column, lambda inputs: _together(column.ids(inputs)))
         return found
 
-    def plain(self, keys: Sequence[str | None]) -> Tensor | None:
-        """These features side by side, if each is one int64 number an example: [batch, features]. A copy."""
+    def plain(self, keys: Sequence[str | None]) -> list[Tensor] | None:
+        """These features as they are, if each is one int64 number an example."""
         features: Any = self._features
         try:
             values = [features[key] for key in keys]
-            first = values[0]
-            if type(first) is not Tensor or first.dtype is not torch.int64 or first.ndim != 1:
-                return None
-            found = torch.stack(values, 1)
-        except (LookupError, TypeError, RuntimeError):  # not there, no tensors, of other shapes or on other devices
+        except (LookupError, TypeError):
             return None
-        return found if found.dtype is torch.int64 else None
+        if {*map(type, values)} != {Tensor} or {*map(_dtype, values)} != {torch.int64}:
+            return None
+        shape, *others = {*map(_shape, values)}
+        return values if not others and len(shape) == 1 and shape[0] else None
 
     def once(self, column: Any, make: Callable[[Inputs], Any]) -> Any:
         """What `make` gives, kept for the next who asks for it of this column."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait.errors import DataError
 from plait.feature_column.inputs import Categorical, Ids, Inputs
+from plait.feature_column.rows import joined
 from plait.feature_column.tables import Stack, Table
 
 __all__ = ["Bags", "Pool", "Separate", "bags_of"]
@@ -103,20 +104,21 @@ class Pool:
         starts = torch.tensor([0, *stack.sizes]).cumsum(0)
         self._starts = starts[numbers]
         sizes = [column.num_buckets for column in columns]
-        self._sizes, self._least = torch.tensor(sizes), min(sizes)
+        self._sizes = torch.tensor(sizes)
         self._keys = [column.plain_key for column in columns]
 
     def each(self, inputs: Inputs) -> Tensor:
         """The combined rows, those of a batch's columns side by side: [batch, columns * width]."""
-        places = self._single(inputs)
-        if places is not None:
-            return self.stack.look_up(places, summed=False)
-        found = self._combined(inputs)
-        return found.transpose(0, 1).flatten(1)
+        self._device()
+        ids = self._single(inputs)
+        found = None if ids is None else self.stack.side_by_side(ids, self._starts, self._sizes)
+        return self._combined(inputs).transpose(0, 1).flatten(1) if found is None else found
 
     def total(self, inputs: Inputs) -> Tensor:
         """The sum over the columns: [batch, width]."""
-        places = self._single(inputs)
+        self._device()
+        ids = self._single(inputs)
+        places = None if ids is None else joined(ids, self._starts, self._sizes)
         return self._combined(inputs).sum(0) if places is None else self.stack.look_up(places)
 
     def _device(self) -> torch.device:
@@ -125,30 +127,15 @@ class Pool:
             self._starts, self._sizes = self._starts.to(device), self._sizes.to(device)
         return device
 
-    def _single(self, inputs: Inputs) -> Tensor | None:
-        """Where the rows are, if each example has just one id in each column: [batch, columns]."""
-        device = self._device()
-        places = inputs.plain(self._keys)
-        if places is None:
-            places = self._side_by_side(inputs, device)
-        elif places.device != device:
-            places = places.to(device)
-        if places is None or not places.numel():
-            return None
-        low, high = places.aminmax()
-        if low.item() < 0 or (high.item() >= self._least and bool((places.amax(0) >= self._sizes).any())):
-            return None
-        return places.add_(self._starts)
-
-    def _side_by_side(self, inputs: Inputs, device: torch.device) -> Tensor | None:
-        values = []
-        for column in self.columns:
-            ids = inputs.ids(column)
-            found = ids.values
-            if ids.offsets is not None or ids.weights is not None or found.shape[1] != 1:
-                return None
-            values.append(found if found.device == device else found.to(device))
-        return torch.cat(values, 1) if len({len(value) for value in values}) == 1 else None
+    def _single(self, inputs: Inputs) -> list[Tensor] | None:
+        """The ids of each column, if each example has just one."""
+        plain = inputs.plain(self._keys)
+        if plain is not None:
+            return plain
+        found = [inputs.ids(column) for column in self.columns]
+        values = [ids.values for ids in found if ids.offsets is None and ids.weights is None]
+        alike = len(values) == len(found) and len({value.shape for value in values}) == 1
+        return values if alike and values[0].shape[1] == 1 and len(values[0]) else None
 
     def _combined(self, inputs: Inputs) -> Tensor:
         given = [inputs.ids(column) for column in self.columns]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from plait.data.recycling import Recycled
+from plait.feature_column.rows import added, fetched, followed, joined
 
 __all__ = ["Stack", "Table"]
 
-_MANY = range(1 << 11, 1 << 20)
-"""How many rows SciPy adds up, more quickly than torch; of more, what it wants beside them would be large to keep."""
 _trains = operator.attrgetter("requires_grad")
 
 
@@ -45,15 +41,6 @@ class Table(nn.EmbeddingBag):
         found = self._parameters[self.variable]
         assert found is not None  # noqa: S101 - the constructor made it
         return found
-
-
-def _followed() -> bool:
-    """Whether the compiler, torch.func or a mode of its own looks at each operation: nothing is kept then."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch's own Functions ask so
-        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - same
-    )
 
 
 class Stack:
@@ -99,30 +86,39 @@ class Stack:
         self._near = weights[0].device.type == "cpu"
         self._starts = [*itertools.accumulate((weight.nbytes for weight in weights[:-1]), initial=0)]
 
-    def look_up(
-        self, ids: Tensor, offsets: Tensor | None = None, scale: Tensor | None = None, *, summed: bool = True
-    ) -> Tensor:
-        """The sums of the rows of ids between offsets, or of those in each row of ids ([n, k]).
-
-        Without `summed`, the rows of the latter side by side: [n, k * width].
-        """
+    def look_up(self, ids: Tensor, offsets: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """The sums of the rows of ids between offsets, or of those in each row of ids ([n, k])."""
         weights, whole = self._current()
         weighed = scale is not None and scale.requires_grad  # whose gradient is of the rows as they are now
         if whole is None or weighed:
-            joined = torch.cat(weights) if len(weights) > 1 else weights[0]
-            return _looked_up(joined, ids, offsets, scale, summed)
-        rows = self._with_history(weights, whole) if torch.is_grad_enabled() else whole
-        if not summed and self._near:
-            return _side_by_side(rows, whole, ids, self._memory)
-        if not summed or not rows.requires_grad:
-            return _looked_up(rows, ids, offsets, scale, summed)
+            return _sums(_cat(weights), ids, offsets, scale)
+        rows = self._with_history(weights, whole)
+        if not rows.requires_grad:
+            return _sums(rows, ids, offsets, scale)
         sums: Tensor = _Sums.apply(rows, ids, offsets, scale, self._memory)  # type: ignore[no-untyped-call] # torch's
         return sums
+
+    def side_by_side(self, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> Tensor | None:
+        """The rows of each example's ids, one of each column whose table starts there: [batch, columns * width].
+
+        None if an id is outside of its table.
+        """
+        weights, whole = self._current()
+        if whole is None or not self._near:
+            places = joined(ids, starts, sizes)
+            rows = _cat(weights) if whole is None else self._with_history(weights, whole)
+            return None if places is None else rows.index_select(0, places.view(-1)).view(len(places), -1)
+        rows = self._with_history(weights, whole)
+        if rows.requires_grad:
+            found: Tensor | None = _SideBySide.apply(rows, whole, ids, starts, sizes, self._memory)  # type: ignore[no-untyped-call] # torch's
+            return found
+        both = fetched(whole, ids, starts, sizes)
+        return None if both is None else both[0]
 
     def _current(self) -> tuple[list[Any], Tensor | None]:
         """The variables, and all rows in one tensor if they are still there: others may have moved or replaced them."""
         weights: list[Any] = [*map(operator.getitem, self._parameters, self._names)]
-        if self._whole is None or _followed() or not all(map(operator.is_, weights, self._weights)):
+        if self._whole is None or followed() or not all(map(operator.is_, weights, self._weights)):
             return weights, None
         places = [*map(Tensor.data_ptr, weights)]
         if places != self._places:
@@ -133,11 +129,13 @@ class Stack:
         return weights, self._whole
 
     def _with_history(self, weights: list[Any], whole: Tensor) -> Tensor:
-        """The rows, whose gradient goes to the variables.
+        """The rows, whose gradient goes to the variables, if they are to have one.
 
         On the CPU this is made once: it costs more than the rest of a lookup. On a GPU a node of autograd's graph
         belongs to the stream that it was made on.
         """
+        if not torch.is_grad_enabled():
+            return whole
         trained = [*map(_trains, weights)]
         if self._joined is None or self._trained != trained or not self._near:
             self._joined = _Joined.apply(whole, self.sizes, *weights)  # type: ignore[no-untyped-call] # torch's
@@ -145,32 +143,14 @@ class Stack:
         return self._joined
 
 
-def _looked_up(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, summed: bool) -> Tensor:
-    if not summed:
-        return rows.index_select(0, ids.view(-1)).view(ids.size(0), -1)
+def _cat(weights: list[Any]) -> Tensor:
+    return torch.cat(weights) if len(weights) > 1 else weights[0]
+
+
+def _sums(rows: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None) -> Tensor:
     return functional.embedding_bag(
         ids, rows, offsets, mode="sum", per_sample_weights=scale, include_last_offset=offsets is not None
     )
-
-
-def _side_by_side(rows: Tensor, whole: Tensor, ids: Tensor, memory: Recycled) -> Tensor:
-    """On the CPU; `whole` is `rows` without a history."""
-    if not rows.requires_grad:
-        return _bags_of_one(whole, ids)
-    found: Tensor = _SideBySide.apply(rows, whole, ids, memory)  # type: ignore[no-untyped-call] # torch's
-    return found
-
-
-def _bags_of_one(rows: Tensor, ids: Tensor) -> Tensor:
-    """A bag of one is a copy of its row, and torch fetches the rows of bags ahead."""
-    flat = ids.view(-1)
-    return torch.embedding_bag(rows, flat, _numbers(flat.numel()), False, 0)[0].view(ids.size(0), -1)
-
-
-@functools.lru_cache(4)
-def _numbers(count: int) -> Tensor:
-    with torch.inference_mode(False):  # it outlives the call, whatever mode that is in
-        return torch.arange(count, device="cpu")
 
 
 class _Joined(torch.autograd.Function):
@@ -188,20 +168,26 @@ class _Joined(torch.autograd.Function):
 
 
 class _SideBySide(torch.autograd.Function):
-    """`_bags_of_one` with a history."""
+    """`fetched` with a history."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, whole: Tensor, ids: Tensor, memory: Recycled) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, whole: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor, memory: Recycled
+    ) -> Tensor | None:
         del rows
-        ctx.save_for_backward(ids)
+        both = fetched(whole, ids, starts, sizes)
+        if both is None:
+            return None
+        found, places = both
+        ctx.save_for_backward(places)
         ctx.shape, ctx.memory = whole.shape, memory
-        return _bags_of_one(whole, ids)
+        return found
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
+        (places,) = ctx.saved_tensors
         rows = gradient.reshape(-1, ctx.shape[1])
-        return _added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None
+        return added(ctx.shape, places.view(-1), rows, ctx.memory), None, None, None, None, None
 
 
 class _Sums(torch.autograd.Function):
@@ -213,7 +199,7 @@ class _Sums(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(ids, offsets, scale)
         ctx.shape, ctx.memory = rows.shape, memory
-        return _looked_up(rows.detach(), ids, offsets, scale, summed=True)  # for which torch prepares no backward pass
+        return _sums(rows.detach(), ids, offsets, scale)  # for which torch prepares no backward pass
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -225,49 +211,4 @@ class _Sums(torch.autograd.Function):
             bags = torch.arange(len(offsets) - 1, device=ids.device)
             rows = gradient.index_select(0, torch.repeat_interleave(bags, offsets.diff()))
             rows = rows if scale is None else rows * scale[:, None]
-        return _added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None, None
-
-
-def _added(shape: Sequence[int], ids: Tensor, rows: Tensor, memory: Recycled) -> Tensor:
-    """Zeros, and each row added at the place of its id, in this order; the ids are known to be inside.
-
-    It is also a product with a matrix that has a one in each column, for which SciPy takes half the time of torch, and
-    does not look at the ids.
-    """
-    product = _product() if _may_leave_torch(ids, rows) else None
-    try:
-        there = None if product is None else rows.numpy()
-    except RuntimeError:  # many gradients as one, zeros without memory
-        there = None
-    if product is None or there is None:
-        return rows.new_zeros(shape).index_add_(0, ids, rows)
-    found = memory.empty(shape, rows.dtype).zero_()
-    ones, starts = _ones(len(ids), there.dtype)
-    product(shape[0], len(ids), shape[1], starts, ids.numpy(), ones, there.ravel(), found.numpy().ravel())
-    return found
-
-
-def _may_leave_torch(ids: Tensor, rows: Tensor) -> bool:
-    near = rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64) and ids.dtype == torch.int64
-    followed = torch.is_grad_enabled() or _followed()
-    return near and not followed and len(rows) == len(ids) and len(ids) in _MANY
-
-
-@functools.lru_cache(4)
-def _ones(count: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The values of a matrix with a one in each column, and where those of each column begin."""
-    return np.ones(count, dtype), np.arange(count + 1, dtype=np.int64)
-
-
-@functools.cache
-def _product() -> Callable[..., None] | None:
-    """SciPy's loop behind the public product, which cannot add to memory that is there; tried out first, therefore."""
-    rows, found = np.arange(6, dtype=np.float32), np.zeros(6, np.float32)
-    try:
-        from scipy.sparse._sparsetools import csc_matvecs  # noqa: PLC0415 - heavy
-
-        ones, starts = _ones(3, rows.dtype)
-        csc_matvecs(3, 3, 2, starts, np.array([2, 0, 2]), ones, rows, found)
-    except (ImportError, TypeError, ValueError):
-        return None
-    return csc_matvecs if found.tolist() == [2, 3, 0, 0, 4, 6] else None
+        return added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None, None

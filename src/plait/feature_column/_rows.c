@@ -1,0 +1,172 @@
+/* What feature columns do for every batch: fetch the rows of many columns' ids from tables that lie behind each other,
+ * and add up the gradients of rows. Each is one loop, of which torch's operators make many.
+ *
+ * Arguments are addresses and counts, which `rows.py` takes from tensors that it has looked at. Whether an id is inside
+ * of its table is seen here: a loop that meets another one says False.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define PREFETCH(base, bytes, write) __builtin_prefetch((const void *)((uintptr_t)(base) + (bytes)), (write))
+#else
+#define PREFETCH(base, bytes, write) ((void)0)
+#endif
+#define AHEAD 16 /* so many rows; whether they are there is not asked yet */
+
+typedef struct {
+    const int64_t *ids;
+    Py_ssize_t stride;
+} Column;
+
+typedef struct {
+    char *found;
+    int64_t *places;
+    const char *table;
+    const Column *columns;
+    const int64_t *starts, *sizes;
+    Py_ssize_t batch, count;
+} Fetch;
+
+/* Column by column: what is read lies close together. `width` is a constant where this is called with one, and then a
+ * copy of so many bytes is a few instructions. */
+static inline int fetch_rows(const Fetch *it, size_t width)
+{
+    for (Py_ssize_t number = 0; number < it->count; number++) {
+        const Column column = it->columns[number];
+        const int64_t start = it->starts[number], size = it->sizes[number];
+        const char *table = it->table + (size_t)start * width;
+        for (Py_ssize_t example = 0, place = number; example < it->batch; example++, place += it->count) {
+            const int64_t id = column.ids[example * column.stride];
+            if (example + AHEAD < it->batch)
+                PREFETCH(table, (size_t)column.ids[(example + AHEAD) * column.stride] * width, 0);
+            if (id < 0 || id >= size)
+                return 0;
+            memcpy(it->found + (size_t)place * width, table + (size_t)id * width, width);
+            it->places[place] = start + id;
+        }
+    }
+    return 1;
+}
+
+static int fetch(const Fetch *it, size_t width)
+{
+    switch (width) {
+    case 16:
+        return fetch_rows(it, 16);
+    case 32:
+        return fetch_rows(it, 32);
+    case 64:
+        return fetch_rows(it, 64);
+    case 128:
+        return fetch_rows(it, 128);
+    default:
+        return fetch_rows(it, width);
+    }
+}
+
+#define ADD(name, type)                                                                                                \
+    static int name(type *restrict sums, uint64_t rows, const uint64_t *places, Py_ssize_t count,                      \
+                    const type *restrict added, size_t width)                                                          \
+    {                                                                                                                  \
+        memset(sums, 0, rows * width * sizeof(type));                                                                  \
+        for (Py_ssize_t number = 0; number < count; number++) {                                                        \
+            if (number + AHEAD < count)                                                                                \
+                PREFETCH(sums, places[number + AHEAD] * width * sizeof(type), 1);                                      \
+            if (places[number] >= rows)                                                                                \
+                return 0;                                                                                              \
+            type *restrict sum = sums + places[number] * width;                                                        \
+            const type *restrict row = added + (size_t)number * width;                                                 \
+            for (size_t place = 0; place < width; place++)                                                             \
+                sum[place] += row[place];                                                                              \
+        }                                                                                                              \
+        return 1;                                                                                                      \
+    }
+
+ADD(add_floats, float)
+ADD(add_doubles, double)
+
+static int counted(Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "got %zd arguments, and wants %zd", given, wanted);
+    return 0;
+}
+
+static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    if (!counted(given, 9))
+        return NULL;
+    Fetch it = {
+        .found = PyLong_AsVoidPtr(arguments[0]),
+        .places = PyLong_AsVoidPtr(arguments[1]),
+        .table = PyLong_AsVoidPtr(arguments[2]),
+        .starts = PyLong_AsVoidPtr(arguments[6]),
+        .sizes = PyLong_AsVoidPtr(arguments[7]),
+        .batch = PyLong_AsSsize_t(arguments[8]),
+    };
+    const size_t width = PyLong_AsSize_t(arguments[3]);
+    it.count = PyErr_Occurred() ? -1 : PyList_Size(arguments[4]);
+    if (it.count < 0 || !counted(PyList_Size(arguments[5]), it.count))
+        return NULL;
+    Column *columns = PyMem_Malloc((size_t)it.count * sizeof(Column));
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t number = 0; number < it.count && !PyErr_Occurred(); number++) {
+        columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[4], number));
+        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[5], number), 0);
+        columns[number].stride = stride == NULL ? 0 : PyLong_AsSsize_t(stride);
+    }
+    it.columns = columns;
+    int inside = 0;
+    if (!PyErr_Occurred()) {
+        Py_BEGIN_ALLOW_THREADS
+        inside = fetch(&it, width);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(columns);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(inside);
+}
+
+static PyObject *add_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    if (!counted(given, 7))
+        return NULL;
+    void *sums = PyLong_AsVoidPtr(arguments[0]);
+    const uint64_t rows = PyLong_AsUnsignedLongLong(arguments[1]);
+    const uint64_t *places = PyLong_AsVoidPtr(arguments[2]);
+    const Py_ssize_t count = PyLong_AsSsize_t(arguments[3]);
+    const void *added = PyLong_AsVoidPtr(arguments[4]);
+    const size_t width = PyLong_AsSize_t(arguments[5]);
+    const int doubles = PyObject_IsTrue(arguments[6]);
+    if (PyErr_Occurred())
+        return NULL;
+    int inside;
+    Py_BEGIN_ALLOW_THREADS
+    inside = doubles ? add_doubles(sums, rows, places, count, added, width)
+                     : add_floats(sums, rows, places, count, added, width);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(inside);
+}
+
+static PyMethodDef methods[] = {
+    {"fetch", (PyCFunction)(void (*)(void))fetch_, METH_FASTCALL,
+     "fetch(found, places, table, width, ids, strides, starts, sizes, batch): rows of so many bytes, and where they are."},
+    {"add", (PyCFunction)(void (*)(void))add_, METH_FASTCALL,
+     "add(sums, rows, places, count, added, width, doubles): zeros, and each row of so many numbers at its place."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_rows", "Loops of feature columns.", 0, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__rows(void)
+{
+    return PyModuleDef_Init(&definition);
+}
