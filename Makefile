@@ -44,10 +44,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/psi.py
 	$(BIN)/python benchmarks/serve.py
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt src/plait/feature_column/_rows.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-tf demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-tf build demo-output src/*.egg-info src/plait/feature_column/_rows.*.so .mypy_cache .pytest_cache .ruff_cache

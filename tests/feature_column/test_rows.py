@@ -8,20 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plait.data.recycling import Recycled
 from plait.feature_column import rows
-from plait.feature_column.rows import added, fetched, followed, joined
+from plait.feature_column.rows import added, alike, fetched, followed, joined
 
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 built = pytest.mark.skipif(rows.loops is None, reason="there was no compiler when plait was installed")
-
-
-@pytest.fixture(params=[pytest.param("loops", marks=built), "torch"])
-def ways(request, monkeypatch):
-    """As the loops in C do it, and as torch does where they were not built."""
-    if request.param == "torch":
-        monkeypatch.setattr(rows, "loops", None)
 
 
 def numbers(*values):
@@ -84,7 +78,7 @@ def test_an_id_outside_of_its_table_is_none(bad, example, column):
 @built
 @given(st.data())
 def test_loops_and_torch_agree(data):
-    """Of any ids, inside or not, rows and sums of gradients are to the bit the same."""
+    """Of any ids, inside or not, rows, places and sums of gradients are the same numbers."""
     sizes = torch.tensor(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
     starts = torch.tensor([0, *sizes.cumsum(0).tolist()[:-1]])
     batch, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20))
@@ -97,17 +91,17 @@ def test_loops_and_torch_agree(data):
             st.integers(-(2**63), 2**63 - 1)
         )
     table = torch.randn(int(sizes.sum()), width)
-    in_c = fetched(table, ids, starts, sizes)
-    places = joined(ids, starts, sizes)
-    assert (in_c is None) == (places is None)
-    if in_c is None:
-        return
-    assert torch.equal(in_c[1], places)
-    assert torch.equal(in_c[0], table[places].flatten(1))
-    gradient = torch.randn(places.numel(), width)
-    expected = torch.zeros_like(table).index_add_(0, places.view(-1), gradient)
-    with torch.no_grad():
-        assert torch.equal(added(table.shape, places.view(-1), gradient, Recycled()), expected)
+    gradient = torch.randn(batch * len(ids), width)
+    found = []
+    for loops in (rows.loops, None):
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(rows, "loops", loops)
+            both = fetched(table, ids, starts, sizes)
+            sums = None if both is None else added(table.shape, both[1].view(-1), gradient, Recycled())
+            found.append(None if both is None else [*both, sums])
+    in_c, in_torch = found
+    assert (in_c is None) == (in_torch is None)
+    assert in_c is None or all(torch.equal(one, other) for one, other in zip(in_c, in_torch, strict=True))
 
 
 @built
@@ -160,19 +154,55 @@ def test_as_many_places_as_rows():
 def test_who_follows():
     seen = []
     torch.func.vmap(lambda x: seen.append(followed()) or x)(torch.ones(2))
-    assert seen == [True]
+    torch.jit.trace(lambda x: seen.append(followed()) or x, (torch.ones(2),), check_trace=False)
+    with _Seen():
+        seen.append(followed())
+    assert seen == [True, True, True]
     assert not followed()
+
+
+class _Seen(TorchDispatchMode):
+    """The names of what torch does."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_who_follows_a_backward_pass_sees_what_is_added():
+    with torch.no_grad(), _Seen() as seen:
+        added((50, 4), torch.zeros(100, dtype=torch.int64), torch.ones(100, 4), Recycled())
+    assert "index_add_" in seen.names
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls nested tensors a prototype
+def test_what_is_alike():
+    one, two = torch.tensor([1, 2]), torch.tensor([3, 4])
+    assert alike([one, two])
+    assert alike([one[:, None], two[:, None]])
+    strange = [
+        two.int(), two[:1], two[:, None], torch.nn.Parameter(two, requires_grad=False), two.to_sparse(), [3, 4],
+        torch.nested.nested_tensor([two, two[:1]]), two.bool(),
+    ]  # fmt: skip
+    for other in strange:
+        assert not alike([one, other])
+        assert not alike([other, one])
+    assert not alike([one[:0], two[:0]])
 
 
 @built
 def test_the_loops_refuse_other_arguments():
-    for call, count in ((rows.loops.fetch, 9), (rows.loops.add, 7)):
+    for call, count in ((rows.loops.fetch, 8), (rows.loops.add, 7)):
         with pytest.raises(TypeError, match=f"got 2 arguments, and wants {count}"):
             call(1, 2)
         with pytest.raises(TypeError):
             call(*["text"] * count)
-    with pytest.raises(TypeError, match="got 0 arguments, and wants 1"):
-        rows.loops.fetch(0, 0, 0, 4, [0], [], 0, 0, 0)
+    with pytest.raises(TypeError, match="got 1 arguments, and wants 2"):
+        rows.loops.fetch(0, 0, 4, [0], [(1,)], 0, 0, 0)
     for strides in ([1], [()], [("text",)]):
         with pytest.raises((TypeError, IndexError, SystemError)):
-            rows.loops.fetch(0, 0, 0, 4, [0], strides, 0, 0, 0)
+            rows.loops.fetch(0, 0, 4, [0, 0], strides, 0, 0, 0)

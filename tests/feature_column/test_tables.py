@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from plait.feature_column import rows
 from plait.feature_column.tables import Stack, Table
 
 
@@ -19,15 +18,6 @@ def beside(stack, ids):
     """Rows side by side of places in the whole stack: each column's table is all of it."""
     count = ids.shape[1]
     return stack.side_by_side([*ids.unbind(1)], torch.zeros(count).long(), torch.full((count,), sum(stack.sizes)))
-
-
-@pytest.fixture(params=["loops", "torch"])
-def ways(request, monkeypatch):
-    """As the loops in C do it, and as torch does where they were not built."""
-    if request.param == "torch":
-        monkeypatch.setattr(rows, "loops", None)
-    elif rows.loops is None:
-        pytest.skip("the loops in C are not built: there was no compiler when plait was installed")
 
 
 IDS = torch.tensor([0, 4, 4, 8, 2])
@@ -70,7 +60,7 @@ def test_gradients_add_up_over_backward_passes():
     assert made[1].weight.grad[:, 0].tolist() == [4.0, 0.0, 0.0, 0.0, 2.0]
 
 
-@pytest.mark.skipif(rows.loops is None, reason="torch takes memory of its own")
+@pytest.mark.usefixtures("ways")
 def test_the_memory_of_gradients_is_used_again_once_nobody_holds_them():
     made = tables(4, 5)
     stack = Stack(made)

@@ -2,19 +2,22 @@
  * and add up the gradients of rows. Each is one loop, of which torch's operators make many.
  *
  * Arguments are addresses and counts, which `rows.py` takes from tensors that it has looked at. Whether an id is inside
- * of its table is seen here: a loop that meets another one says False.
+ * of its table is seen here: a loop that meets one that is not says False.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
+#if defined(_MSC_VER)
+#define restrict __restrict
+#endif
 #if defined(__GNUC__)
 #define PREFETCH(base, bytes, write) __builtin_prefetch((const void *)((uintptr_t)(base) + (bytes)), (write))
 #else
 #define PREFETCH(base, bytes, write) ((void)0)
 #endif
-#define AHEAD 16 /* so many rows; whether they are there is not asked yet */
+#define AHEAD 24 /* so many rows; whether they are there is not asked yet */
 
 typedef struct {
     const int64_t *ids;
@@ -23,7 +26,7 @@ typedef struct {
 
 typedef struct {
     char *found;
-    int64_t *places;
+    uint64_t *places;
     const char *table;
     const Column *columns;
     const int64_t *starts, *sizes;
@@ -34,18 +37,24 @@ typedef struct {
  * copy of so many bytes is a few instructions. */
 static inline int fetch_rows(const Fetch *it, size_t width)
 {
+    const Py_ssize_t batch = it->batch;
+    const size_t line = (size_t)it->count * width; /* from an example to the next */
     for (Py_ssize_t number = 0; number < it->count; number++) {
         const Column column = it->columns[number];
-        const int64_t start = it->starts[number], size = it->sizes[number];
-        const char *table = it->table + (size_t)start * width;
-        for (Py_ssize_t example = 0, place = number; example < it->batch; example++, place += it->count) {
-            const int64_t id = column.ids[example * column.stride];
-            if (example + AHEAD < it->batch)
-                PREFETCH(table, (size_t)column.ids[(example + AHEAD) * column.stride] * width, 0);
-            if (id < 0 || id >= size)
+        const uint64_t start = (uint64_t)it->starts[number], size = (uint64_t)it->sizes[number];
+        const char *table = it->table + start * width;
+        char *found = it->found + (size_t)number * width;
+        uint64_t *place = it->places + number;
+        for (Py_ssize_t example = 0; example < batch; example++, found += line, place += it->count) {
+            if (example + AHEAD < batch) {
+                PREFETCH(table, (uint64_t)column.ids[(example + AHEAD) * column.stride] * width, 0);
+                PREFETCH(found, AHEAD * line, 1);
+            }
+            const uint64_t id = (uint64_t)column.ids[example * column.stride];
+            if (id >= size) /* so are negative ones */
                 return 0;
-            memcpy(it->found + (size_t)place * width, table + (size_t)id * width, width);
-            it->places[place] = start + id;
+            memcpy(found, table + id * width, width);
+            *place = start + id;
         }
     }
     return 1;
@@ -96,32 +105,33 @@ static int counted(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
+/* fetch(found, places, width, addresses, strides, starts, sizes, batch): the last address is the table's. */
 static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    if (!counted(given, 9))
+    if (!counted(given, 8))
         return NULL;
     Fetch it = {
         .found = PyLong_AsVoidPtr(arguments[0]),
         .places = PyLong_AsVoidPtr(arguments[1]),
-        .table = PyLong_AsVoidPtr(arguments[2]),
-        .starts = PyLong_AsVoidPtr(arguments[6]),
-        .sizes = PyLong_AsVoidPtr(arguments[7]),
-        .batch = PyLong_AsSsize_t(arguments[8]),
+        .starts = PyLong_AsVoidPtr(arguments[5]),
+        .sizes = PyLong_AsVoidPtr(arguments[6]),
+        .batch = PyLong_AsSsize_t(arguments[7]),
     };
-    const size_t width = PyLong_AsSize_t(arguments[3]);
+    const size_t width = PyLong_AsSize_t(arguments[2]);
     it.count = PyErr_Occurred() ? -1 : PyList_Size(arguments[4]);
-    if (it.count < 0 || !counted(PyList_Size(arguments[5]), it.count))
+    if (it.count < 0 || !counted(PyList_Size(arguments[3]), it.count + 1))
         return NULL;
     Column *columns = PyMem_Malloc((size_t)it.count * sizeof(Column));
     if (columns == NULL)
         return PyErr_NoMemory();
     for (Py_ssize_t number = 0; number < it.count && !PyErr_Occurred(); number++) {
-        columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[4], number));
-        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[5], number), 0);
+        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[4], number), 0);
         columns[number].stride = stride == NULL ? 0 : PyLong_AsSsize_t(stride);
+        columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[3], number));
     }
     it.columns = columns;
+    it.table = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(PyList_GetItem(arguments[3], it.count));
     int inside = 0;
     if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS
@@ -132,6 +142,7 @@ static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyErr_Occurred() ? NULL : PyBool_FromLong(inside);
 }
 
+/* add(sums, rows, width, added, places, count, doubles) */
 static PyObject *add_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -139,10 +150,10 @@ static PyObject *add_(PyObject *module, PyObject *const *arguments, Py_ssize_t g
         return NULL;
     void *sums = PyLong_AsVoidPtr(arguments[0]);
     const uint64_t rows = PyLong_AsUnsignedLongLong(arguments[1]);
-    const uint64_t *places = PyLong_AsVoidPtr(arguments[2]);
-    const Py_ssize_t count = PyLong_AsSsize_t(arguments[3]);
-    const void *added = PyLong_AsVoidPtr(arguments[4]);
-    const size_t width = PyLong_AsSize_t(arguments[5]);
+    const size_t width = PyLong_AsSize_t(arguments[2]);
+    const void *added = PyLong_AsVoidPtr(arguments[3]);
+    const uint64_t *places = PyLong_AsVoidPtr(arguments[4]);
+    const Py_ssize_t count = PyLong_AsSsize_t(arguments[5]);
     const int doubles = PyObject_IsTrue(arguments[6]);
     if (PyErr_Occurred())
         return NULL;
@@ -155,10 +166,8 @@ static PyObject *add_(PyObject *module, PyObject *const *arguments, Py_ssize_t g
 }
 
 static PyMethodDef methods[] = {
-    {"fetch", (PyCFunction)(void (*)(void))fetch_, METH_FASTCALL,
-     "fetch(found, places, table, width, ids, strides, starts, sizes, batch): rows of so many bytes, and where they are."},
-    {"add", (PyCFunction)(void (*)(void))add_, METH_FASTCALL,
-     "add(sums, rows, places, count, added, width, doubles): zeros, and each row of so many numbers at its place."},
+    {"fetch", (PyCFunction)(void (*)(void))fetch_, METH_FASTCALL, "Rows of so many bytes each, and their places."},
+    {"add", (PyCFunction)(void (*)(void))add_, METH_FASTCALL, "Zeros, and each row of so many numbers at its place."},
     {NULL, NULL, 0, NULL},
 };
 

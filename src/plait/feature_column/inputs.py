@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -12,15 +11,13 @@ from torch import Tensor
 
 from plait.data.sources import as_tensor, on_one_device
 from plait.errors import DataError
+from plait.feature_column.rows import alike
 from plait.feature_column.strings import Strings
 
 __all__ = ["MISSING", "Categorical", "Ids", "Inputs", "Ragged", "Raw", "as_raw", "dense_values", "dropped"]
 
 MISSING = -(2**63)
 """Stands in dense ids for a value that is not there, where -1 may be the id of one that is."""
-
-
-_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
 
 
 class Ragged(NamedTuple):
@@ -93,10 +90,7 @@ class Inputs:
             values = [features[key] for key in keys]
         except (LookupError, TypeError):
             return None
-        if {*map(type, values)} != {Tensor} or {*map(_dtype, values)} != {torch.int64}:
-            return None
-        shape, *others = {*map(_shape, values)}
-        return values if not others and len(shape) == 1 and shape[0] else None
+        return values if alike(values) and values[0].ndim == 1 else None
 
     def once(self, column: Any, make: Callable[[Inputs], Any]) -> Any:
         """What `make` gives, kept for the next who asks for it of this column."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.errors import DataError
 from plait.feature_column.inputs import Categorical, Ids, Inputs
-from plait.feature_column.rows import joined
+from plait.feature_column.rows import alike, joined
 from plait.feature_column.tables import Stack, Table
 
 __all__ = ["Bags", "Pool", "Separate", "bags_of"]
@@ -133,9 +133,10 @@ class Pool:
         if plain is not None:
             return plain
         found = [inputs.ids(column) for column in self.columns]
-        values = [ids.values for ids in found if ids.offsets is None and ids.weights is None]
-        alike = len(values) == len(found) and len({value.shape for value in values}) == 1
-        return values if alike and values[0].shape[1] == 1 and len(values[0]) else None
+        if any(ids.offsets is not None or ids.weights is not None for ids in found):
+            return None
+        values = [ids.values for ids in found]
+        return values if alike(values) and values[0].shape[1] == 1 else None
 
     def _combined(self, inputs: Inputs) -> Tensor:
         given = [inputs.ids(column) for column in self.columns]

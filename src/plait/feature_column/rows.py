@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,30 +20,48 @@ try:
 except ImportError:  # there was no compiler
     loops = None  # type: ignore[assignment] # whoever uses them asks first
 
-__all__ = ["added", "fetched", "followed", "joined"]
+__all__ = ["added", "alike", "fetched", "followed", "joined"]
 
 _MANY = 1 << 16
-"""With more places, torch's threads do more than a loop."""
+"""To fetch more rows than that, torch's threads are quicker than a loop."""
 _on_cpu = operator.attrgetter("is_cpu")
 
 
 def followed() -> bool:
-    """Whether the compiler, torch.func or a mode of its own looks at each operation: it would not see a loop."""
+    """Whether a tracer, the compiler, torch.func or a mode of its own looks at each operation: it sees no loop."""
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch's own Functions ask so
         or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - same
+        or torch._C._get_tracing_state() is not None  # noqa: SLF001 - as torch.jit.is_tracing() does
     )
+
+
+def alike(ids: Sequence[Any]) -> bool:
+    """Whether these are plain tensors of int64, all of one shape, with numbers in them: what `joined` takes."""
+    count = len(ids)
+    if [*map(type, ids)].count(Tensor) < count or [one.dtype for one in ids].count(torch.int64) < count:
+        return False
+    try:
+        layouts, shapes = [one.layout for one in ids], [one.shape for one in ids]
+    except RuntimeError:  # nested
+        return False
+    return layouts.count(torch.strided) == shapes.count(shapes[0]) == count and ids[0].numel() > 0
 
 
 def joined(ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> Tensor | None:
     """Where each column's table starts, and its ids added: [batch, columns]. None if an id is outside of its table.
 
-    The ids are int64, one an example, in tensors of one shape.
+    The ids are `alike`, one an example.
     """
-    places = torch.stack(on_one_device(ids), 1).view(-1, len(ids)).to(starts.device)
-    low, high = places.aminmax(dim=0)
-    return None if bool(((low < 0) | (high >= sizes)).any()) else places.add_(starts)
+    try:
+        places = torch.stack([*ids], 1)
+    except RuntimeError:  # some of them are on a GPU
+        places = torch.stack(on_one_device(ids), 1)
+    places = places.view(-1, len(ids)).to(starts.device)
+    low, high = places.aminmax()
+    large = bool(high >= sizes.min()) and bool((places.amax(0) >= sizes).any())
+    return None if large or bool(low < 0) else places.add_(starts)
 
 
 def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -52,34 +71,41 @@ def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor)
     """
     batch, columns, width = ids[0].numel(), len(ids), table.shape[1]
     few = batch * columns <= _MANY or torch.get_num_threads() == 1
-    if few and loops is not None and all(map(_on_cpu, ids)):
+    where = [*map(Tensor.data_ptr, ids), table.data_ptr()]
+    if few and loops is not None and all(map(_on_cpu, ids)) and all(where):  # 0: nothing is there
         found, places = table.new_empty((batch, columns * width)), starts.new_empty((batch, columns))
-        given = [*map(Tensor.data_ptr, ids)], [*map(Tensor.stride, ids)], starts.data_ptr(), sizes.data_ptr()
-        rows = found.data_ptr(), places.data_ptr(), table.data_ptr(), width * table.itemsize
-        return (found, places) if loops.fetch(*rows, *given, batch) else None
-    places_ = joined(ids, starts, sizes)
-    return None if places_ is None else (table.index_select(0, places_.view(-1)).view(batch, -1), places_)
+        given = where, [*map(Tensor.stride, ids)], starts.data_ptr(), sizes.data_ptr(), batch
+        inside = loops.fetch(found.data_ptr(), places.data_ptr(), width * table.itemsize, *given)
+        return (found, places) if inside else None
+    joint = joined(ids, starts, sizes)
+    if joint is None:
+        return None
+    each = torch.arange(joint.numel(), device="cpu")  # sums of one row: torch fetches rows ahead for sums alone
+    return torch.embedding_bag(table, joint.view(-1), each, False, 0)[0].view(batch, -1), joint
 
 
 def added(shape: Sequence[int], places: Tensor, rows: Tensor, memory: Recycled) -> Tensor:
     """Zeros, and each row added at its place, in this order."""
     lines = rows.contiguous()
-    where = _where(lines, places) if lines.shape == (len(places), shape[1]) else 0
-    if loops is not None and where:
-        sums = memory.empty(shape, rows.dtype)
-        doubles = rows.dtype is torch.float64
-        if loops.add(sums.data_ptr(), shape[0], places.data_ptr(), len(places), where, shape[1], doubles):
-            return sums
-    return rows.new_zeros(shape).index_add_(0, places, rows)  # which says what is outside
+    where = _where(lines, places) if lines.shape == (len(places), shape[1]) else None
+    if where is None:
+        return rows.new_zeros(shape).index_add_(0, places, rows)
+    sums, doubles = memory.empty(shape, rows.dtype), rows.dtype is torch.float64
+    if loops is not None and loops.add(sums.data_ptr(), shape[0], shape[1], *where, len(places), doubles):
+        return sums
+    return sums.zero_().index_add_(0, places, rows)  # which says what is outside
 
 
-def _where(rows: Tensor, places: Tensor) -> int:
-    """The address of contiguous rows if a loop can add them up, else 0."""
-    if rows.dtype not in (torch.float32, torch.float64) or places.dtype is not torch.int64 or not rows.is_cpu:
-        return 0
-    if not places.is_contiguous() or rows.is_neg() or torch.is_grad_enabled() or followed():
-        return 0
+def _where(rows: Tensor, places: Tensor) -> tuple[int, int] | None:
+    """The addresses of contiguous rows and of their places, if a loop can add them up."""
+    plain = type(rows) is type(places) is Tensor
+    if not plain or rows.dtype not in (torch.float32, torch.float64) or places.dtype is not torch.int64:
+        return None
+    near = rows.is_cpu and places.is_cpu and places.is_contiguous() and not rows.is_neg()
+    if not near or torch.is_grad_enabled() or followed():
+        return None
     try:
-        return rows.data_ptr()  # 0 of zeros that have no memory
+        found = rows.data_ptr(), places.data_ptr()
     except RuntimeError:  # many gradients as one
-        return 0
+        return None
+    return found if all(found) else None  # 0: zeros without memory

@@ -107,7 +107,7 @@ class Stack:
         if whole is None or not self._near:
             places = joined(ids, starts, sizes)
             rows = _cat(weights) if whole is None else self._with_history(weights, whole)
-            return None if places is None else rows.index_select(0, places.view(-1)).view(len(places), -1)
+            return None if places is None else rows.index_select(0, places.view(-1)).view(places.size(0), -1)
         rows = self._with_history(weights, whole)
         if rows.requires_grad:
             found: Tensor | None = _SideBySide.apply(rows, whole, ids, starts, sizes, self._memory)  # type: ignore[no-untyped-call] # torch's
