@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import mmap
 import threading
 
+import pytest
 import torch
 
 from plait.data.recycling import Recycled
@@ -70,3 +72,30 @@ def test_no_more_blocks_are_kept_than_asked_for():
         del held
         again = [recycled.empty((16,), torch.uint8) for _ in range(most)]
         assert last in {tensor.data_ptr() for tensor in again}
+
+
+@pytest.mark.parametrize("size", [1, 100, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (5 << 20) + 3])
+def test_blocks_begin_with_a_line_and_large_ones_with_a_large_page(size):
+    recycled = Recycled()
+    first = recycled.empty((size,), torch.uint8).fill_(7)
+    assert first.data_ptr() % (2 << 20 if size >= 2 << 20 else 64) == 0
+    assert (first.numel(), int(first.sum(dtype=torch.int64))) == (size, 7 * size)
+    place, second = first.data_ptr(), recycled.empty((size,), torch.uint8)
+    assert second.data_ptr() != place
+    del first
+    assert recycled.empty((size,), torch.uint8).data_ptr() == place
+
+
+def test_where_there_are_no_large_pages_small_ones_do(monkeypatch):
+    asked = []
+
+    class Mapped(mmap.mmap):
+        def madvise(self, *arguments):
+            asked.append(arguments)
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Mapped)
+    assert Recycled().empty((4 << 20,), torch.uint8).fill_(1).all()
+    assert asked == [(mmap.MADV_HUGEPAGE,)]
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    assert Recycled().empty((4 << 20,), torch.uint8).data_ptr() % 64 == 0
