@@ -109,19 +109,18 @@ class Pool:
 
     def each(self, inputs: Inputs) -> Tensor:
         """The combined rows, those of a batch's columns side by side: [batch, columns * width]."""
-        self._device()
         ids = self._single(inputs)
         found = None if ids is None else self.stack.side_by_side(ids, self._starts, self._sizes)
         return self._combined(inputs).transpose(0, 1).flatten(1) if found is None else found
 
     def total(self, inputs: Inputs) -> Tensor:
         """The sum over the columns: [batch, width]."""
-        self._device()
         ids = self._single(inputs)
         places = None if ids is None else joined(ids, self._starts, self._sizes)
         return self._combined(inputs).sum(0) if places is None else self.stack.look_up(places)
 
     def _device(self) -> torch.device:
+        """Where the tables are; what is known of them goes with them."""
         device = self.stack.tables[0].weight.device
         if self._starts.device != device:
             self._starts, self._sizes = self._starts.to(device), self._sizes.to(device)
@@ -129,6 +128,7 @@ class Pool:
 
     def _single(self, inputs: Inputs) -> list[Tensor] | None:
         """The ids of each column, if each example has just one."""
+        self._device()
         plain = inputs.plain(self._keys)
         if plain is not None:
             return plain
