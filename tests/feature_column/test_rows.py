@@ -196,13 +196,13 @@ def test_what_is_alike():
 
 @built
 def test_the_loops_refuse_other_arguments():
-    for call, count in ((rows.loops.fetch, 8), (rows.loops.add, 7)):
+    for call, count in ((rows.loops.fetch, 9), (rows.loops.add, 7)):
         with pytest.raises(TypeError, match=f"got 2 arguments, and wants {count}"):
             call(1, 2)
         with pytest.raises(TypeError):
             call(*["text"] * count)
     with pytest.raises(TypeError, match="got 1 arguments, and wants 2"):
-        rows.loops.fetch(0, 0, 4, [0], [(1,)], 0, 0, 0)
+        rows.loops.fetch(0, 0, 0, 4, [0, 0], [(1,)], 0, 0, 0)
     for strides in ([1], [()], [("text",)]):
         with pytest.raises((TypeError, IndexError, SystemError)):
-            rows.loops.fetch(0, 0, 4, [0, 0], strides, 0, 0, 0)
+            rows.loops.fetch(0, 0, 0, 4, [0], strides, 0, 0, 0)

@@ -76,6 +76,7 @@ static int fetch(const Fetch *it, size_t width)
     }
 }
 
+/* As nothing overlaps (`restrict`), the compiler adds by vectors; it does not where the width is a constant. */
 #define ADD(name, type)                                                                                                \
     static int name(type *restrict sums, uint64_t rows, const uint64_t *places, Py_ssize_t count,                      \
                     const type *restrict added, size_t width)                                                          \
@@ -105,33 +106,33 @@ static int counted(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
-/* fetch(found, places, width, addresses, strides, starts, sizes, batch): the last address is the table's. */
+/* fetch(found, places, table, width, ids, strides, starts, sizes, batch) */
 static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    if (!counted(given, 8))
+    if (!counted(given, 9))
         return NULL;
     Fetch it = {
         .found = PyLong_AsVoidPtr(arguments[0]),
         .places = PyLong_AsVoidPtr(arguments[1]),
-        .starts = PyLong_AsVoidPtr(arguments[5]),
-        .sizes = PyLong_AsVoidPtr(arguments[6]),
-        .batch = PyLong_AsSsize_t(arguments[7]),
+        .table = PyLong_AsVoidPtr(arguments[2]),
+        .starts = PyLong_AsVoidPtr(arguments[6]),
+        .sizes = PyLong_AsVoidPtr(arguments[7]),
+        .batch = PyLong_AsSsize_t(arguments[8]),
     };
-    const size_t width = PyLong_AsSize_t(arguments[2]);
+    const size_t width = PyLong_AsSize_t(arguments[3]);
     it.count = PyErr_Occurred() ? -1 : PyList_Size(arguments[4]);
-    if (it.count < 0 || !counted(PyList_Size(arguments[3]), it.count + 1))
+    if (it.count < 0 || !counted(PyList_Size(arguments[5]), it.count))
         return NULL;
     Column *columns = PyMem_Malloc((size_t)it.count * sizeof(Column));
     if (columns == NULL)
         return PyErr_NoMemory();
     for (Py_ssize_t number = 0; number < it.count && !PyErr_Occurred(); number++) {
-        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[4], number), 0);
+        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[5], number), 0);
         columns[number].stride = stride == NULL ? 0 : PyLong_AsSsize_t(stride);
-        columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[3], number));
+        columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[4], number));
     }
     it.columns = columns;
-    it.table = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(PyList_GetItem(arguments[3], it.count));
     int inside = 0;
     if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS

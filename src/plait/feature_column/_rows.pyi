@@ -1,8 +1,9 @@
 def fetch(
     found: int,
     places: int,
+    table: int,
     width: int,
-    addresses: list[int],
+    ids: list[int],
     strides: list[tuple[int, ...]],
     starts: int,
     sizes: int,

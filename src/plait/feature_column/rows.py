@@ -67,16 +67,16 @@ def joined(ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> Tensor | Non
 def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor] | None:
     """The rows of each example's ids side by side, [batch, columns * width], and their places, as `joined` has them.
 
-    The table is on the CPU, its rows have no history, and nobody has `followed` this.
+    The table is on the CPU, its rows have no history, and nothing is `followed`.
     """
     batch, columns, width = ids[0].numel(), len(ids), table.shape[1]
     few = batch * columns <= _MANY or torch.get_num_threads() == 1
-    where = [*map(Tensor.data_ptr, ids), table.data_ptr()]
-    if few and loops is not None and all(map(_on_cpu, ids)) and all(where):  # 0: nothing is there
+    where, there = [*map(Tensor.data_ptr, ids)], table.data_ptr()
+    if few and loops is not None and all(map(_on_cpu, ids)) and all(where) and there:  # 0: it has no memory
         found, places = table.new_empty((batch, columns * width)), starts.new_empty((batch, columns))
-        given = where, [*map(Tensor.stride, ids)], starts.data_ptr(), sizes.data_ptr(), batch
-        inside = loops.fetch(found.data_ptr(), places.data_ptr(), width * table.itemsize, *given)
-        return (found, places) if inside else None
+        rows = found.data_ptr(), places.data_ptr(), there, width * table.itemsize
+        given = where, [*map(Tensor.stride, ids)], starts.data_ptr(), sizes.data_ptr()
+        return (found, places) if loops.fetch(*rows, *given, batch) else None
     joint = joined(ids, starts, sizes)
     if joint is None:
         return None
