@@ -202,7 +202,7 @@ def test_the_loops_refuse_other_arguments():
         with pytest.raises(TypeError):
             call(*["text"] * count)
     with pytest.raises(TypeError, match="got 1 arguments, and wants 2"):
-        rows.loops.fetch(0, 0, 0, 4, [0, 0], [(1,)], 0, 0, 0)
-    for strides in ([1], [()], [("text",)]):
-        with pytest.raises((TypeError, IndexError, SystemError)):
+        rows.loops.fetch(0, 0, 0, 4, [0, 0], [1], 0, 0, 0)
+    for strides in ([()], ["text"], 1):
+        with pytest.raises((TypeError, SystemError)):
             rows.loops.fetch(0, 0, 0, 4, [0], strides, 0, 0, 0)

@@ -106,7 +106,7 @@ static int counted(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
-/* fetch(found, places, table, width, ids, strides, starts, sizes, batch) */
+/* fetch(found, places, table, width, ids, strides, starts, sizes, batch): without strides, each column is contiguous. */
 static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -122,14 +122,14 @@ static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t
     };
     const size_t width = PyLong_AsSize_t(arguments[3]);
     it.count = PyErr_Occurred() ? -1 : PyList_Size(arguments[4]);
-    if (it.count < 0 || !counted(PyList_Size(arguments[5]), it.count))
+    const int strided = arguments[5] != Py_None;
+    if (it.count < 0 || (strided && !counted(PyList_Size(arguments[5]), it.count)))
         return NULL;
     Column *columns = PyMem_Malloc((size_t)it.count * sizeof(Column));
     if (columns == NULL)
         return PyErr_NoMemory();
     for (Py_ssize_t number = 0; number < it.count && !PyErr_Occurred(); number++) {
-        PyObject *stride = PyTuple_GetItem(PyList_GetItem(arguments[5], number), 0);
-        columns[number].stride = stride == NULL ? 0 : PyLong_AsSsize_t(stride);
+        columns[number].stride = strided ? PyLong_AsSsize_t(PyList_GetItem(arguments[5], number)) : 1;
         columns[number].ids = PyLong_AsVoidPtr(PyList_GetItem(arguments[4], number));
     }
     it.columns = columns;

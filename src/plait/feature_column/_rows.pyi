@@ -4,7 +4,7 @@ def fetch(
     table: int,
     width: int,
     ids: list[int],
-    strides: list[tuple[int, ...]],
+    strides: list[int] | None,
     starts: int,
     sizes: int,
     batch: int,

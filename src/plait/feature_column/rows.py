@@ -39,14 +39,15 @@ def followed() -> bool:
 
 def alike(ids: Sequence[Any]) -> bool:
     """Whether these are plain tensors of int64, all of one shape, with numbers in them: what `joined` takes."""
-    count = len(ids)
-    if [*map(type, ids)].count(Tensor) < count or [one.dtype for one in ids].count(torch.int64) < count:
-        return False
+    whole, strided = torch.int64, torch.strided
     try:
-        layouts, shapes = [one.layout for one in ids], [one.shape for one in ids]
-    except RuntimeError:  # nested
+        shape = ids[0].shape
+        for one in ids:
+            if type(one) is not Tensor or one.dtype is not whole or one.layout is not strided or one.shape != shape:
+                return False
+    except (AttributeError, RuntimeError):  # no tensors, or nested ones
         return False
-    return layouts.count(torch.strided) == shapes.count(shapes[0]) == count and ids[0].numel() > 0
+    return bool(shape.numel() > 0)
 
 
 def joined(ids: Sequence[Tensor], starts: Tensor, sizes: Tensor) -> Tensor | None:
@@ -75,7 +76,8 @@ def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor)
     if few and loops is not None and all(map(_on_cpu, ids)) and all(where) and there:  # 0: it has no memory
         found, places = table.new_empty((batch, columns * width)), starts.new_empty((batch, columns))
         rows = found.data_ptr(), places.data_ptr(), there, width * table.itemsize
-        given = where, [*map(Tensor.stride, ids)], starts.data_ptr(), sizes.data_ptr()
+        strides = None if all(map(Tensor.is_contiguous, ids)) else [one.stride(0) for one in ids]
+        given = where, strides, starts.data_ptr(), sizes.data_ptr()
         return (found, places) if loops.fetch(*rows, *given, batch) else None
     joint = joined(ids, starts, sizes)
     if joint is None:
