@@ -97,7 +97,7 @@ def test_loops_and_torch_agree(data):
         with pytest.MonkeyPatch.context() as patch, torch.no_grad():
             patch.setattr(rows, "loops", loops)
             both = fetched(table, ids, starts, sizes)
-            sums = None if both is None else added(table.shape, both[1].view(-1), gradient, Recycled())
+            sums = None if both is None else added(table.shape, both[1], gradient, Recycled())
             found.append(None if both is None else [*both, sums])
     in_c, in_torch = found
     assert (in_c is None) == (in_torch is None)
@@ -130,10 +130,14 @@ def test_rows_are_added_in_their_order(kind, ids_of, width):
     memory = Recycled()
     with torch.no_grad():
         for _ in range(2):
-            assert torch.equal(added((50, width), places, given, memory), expected)
-        assert torch.equal(added((50, width), places, given.t().contiguous().t(), memory), expected)
+            assert torch.equal(added((50, width), places[:, None], given, memory), expected)
+        assert torch.equal(added((50, width), places[:, None], given.t().contiguous().t(), memory), expected)
         spread = places.repeat_interleave(2)[::2]
-        assert torch.equal(added((50, width), spread, given, memory), expected)
+        assert torch.equal(added((50, width), spread[:, None], given, memory), expected)
+        for columns in (2, 8, 40, 5000):
+            many = places.view(-1, columns)
+            assert torch.equal(added((50, width), many, given, memory), expected)
+            assert torch.equal(added((50, width), many.t().contiguous().t(), given, memory), expected)
 
 
 @pytest.mark.usefixtures("ways")
@@ -142,13 +146,13 @@ def test_a_place_outside_is_said(bad):
     places = torch.zeros(100, dtype=torch.int64)
     places[70] = bad
     with torch.no_grad(), pytest.raises((IndexError, RuntimeError), match="out of"):
-        added((50, 4), places, torch.ones(100, 4), Recycled())
+        added((50, 4), places.view(20, 5), torch.ones(100, 4), Recycled())
 
 
 @pytest.mark.usefixtures("ways")
 def test_as_many_places_as_rows():
     with torch.no_grad(), pytest.raises(RuntimeError, match="index_add"):
-        added((5, 4), torch.zeros(3000, dtype=torch.int64), torch.ones(2500, 4), Recycled())
+        added((5, 4), torch.zeros(3000, 1, dtype=torch.int64), torch.ones(2500, 4), Recycled())
 
 
 def test_who_follows():
@@ -175,7 +179,7 @@ class _Seen(TorchDispatchMode):
 
 def test_who_follows_a_backward_pass_sees_what_is_added():
     with torch.no_grad(), _Seen() as seen:
-        added((50, 4), torch.zeros(100, dtype=torch.int64), torch.ones(100, 4), Recycled())
+        added((50, 4), torch.zeros(100, 1, dtype=torch.int64), torch.ones(100, 4), Recycled())
     assert "index_add_" in seen.names
 
 
@@ -196,13 +200,13 @@ def test_what_is_alike():
 
 @built
 def test_the_loops_refuse_other_arguments():
-    for call, count in ((rows.loops.fetch, 9), (rows.loops.add, 7)):
+    for call, count in ((rows.loops.fetch, 10), (rows.loops.add, 10)):
         with pytest.raises(TypeError, match=f"got 2 arguments, and wants {count}"):
             call(1, 2)
         with pytest.raises(TypeError):
             call(*["text"] * count)
     with pytest.raises(TypeError, match="got 1 arguments, and wants 2"):
-        rows.loops.fetch(0, 0, 0, 4, [0, 0], [1], 0, 0, 0)
+        rows.loops.fetch(0, 0, 0, 4, [0, 0], [1], 0, 0, 0, 0)
     for strides in ([()], ["text"], 1):
         with pytest.raises((TypeError, SystemError)):
-            rows.loops.fetch(0, 0, 0, 4, [0], strides, 0, 0, 0)
+            rows.loops.fetch(0, 0, 0, 4, [0], strides, 0, 0, 0, 0)

@@ -30,10 +30,10 @@ typedef struct {
     const char *table;
     const Column *columns;
     const int64_t *starts, *sizes;
-    Py_ssize_t batch, count;
+    Py_ssize_t batch, count, across; /* from a column's places to the next one's */
 } Fetch;
 
-/* Column by column: what is read lies close together. `width` is a constant where this is called with one, and then a
+/* Column by column: what is read lies close together, and so do the places. `width` is a constant where this is called with one, and then a
  * copy of so many bytes is a few instructions. */
 static inline int fetch_rows(const Fetch *it, size_t width)
 {
@@ -44,8 +44,8 @@ static inline int fetch_rows(const Fetch *it, size_t width)
         const uint64_t start = (uint64_t)it->starts[number], size = (uint64_t)it->sizes[number];
         const char *table = it->table + start * width;
         char *found = it->found + (size_t)number * width;
-        uint64_t *place = it->places + number;
-        for (Py_ssize_t example = 0; example < batch; example++, found += line, place += it->count) {
+        uint64_t *place = it->places + number * it->across;
+        for (Py_ssize_t example = 0; example < batch; example++, found += line) {
             if (example + AHEAD < batch) {
                 PREFETCH(table, (uint64_t)column.ids[(example + AHEAD) * column.stride] * width, 0);
                 PREFETCH(found, AHEAD * line, 1);
@@ -54,7 +54,7 @@ static inline int fetch_rows(const Fetch *it, size_t width)
             if (id >= size) /* so are negative ones */
                 return 0;
             memcpy(found, table + id * width, width);
-            *place = start + id;
+            place[example] = start + id;
         }
     }
     return 1;
@@ -76,21 +76,28 @@ static int fetch(const Fetch *it, size_t width)
     }
 }
 
+typedef struct {
+    const uint64_t *at;
+    Py_ssize_t examples, columns, along, across; /* how many, and the strides */
+} Places;
+
 /* As nothing overlaps (`restrict`), the compiler adds by vectors; it does not where the width is a constant. */
 #define ADD(name, type)                                                                                                \
-    static int name(type *restrict sums, uint64_t rows, const uint64_t *places, Py_ssize_t count,                      \
-                    const type *restrict added, size_t width)                                                          \
+    static int name(type *restrict sums, uint64_t rows, size_t width, const type *restrict row, Places places)         \
     {                                                                                                                  \
+        const Py_ssize_t ahead = 1 + (places.columns > 0 ? AHEAD / places.columns : 0); /* so many examples */         \
         memset(sums, 0, rows * width * sizeof(type));                                                                  \
-        for (Py_ssize_t number = 0; number < count; number++) {                                                        \
-            if (number + AHEAD < count)                                                                                \
-                PREFETCH(sums, places[number + AHEAD] * width * sizeof(type), 1);                                      \
-            if (places[number] >= rows)                                                                                \
-                return 0;                                                                                              \
-            type *restrict sum = sums + places[number] * width;                                                        \
-            const type *restrict row = added + (size_t)number * width;                                                 \
-            for (size_t place = 0; place < width; place++)                                                             \
-                sum[place] += row[place];                                                                              \
+        for (Py_ssize_t example = 0; example < places.examples; example++, places.at += places.along) {                \
+            const uint64_t *at = places.at;                                                                            \
+            for (Py_ssize_t column = 0; column < places.columns; column++, at += places.across, row += width) {        \
+                if (example + ahead < places.examples)                                                                 \
+                    PREFETCH(sums, at[ahead * places.along] * width * sizeof(type), 1);                                \
+                if (*at >= rows)                                                                                       \
+                    return 0;                                                                                          \
+                type *restrict sum = sums + *at * width;                                                               \
+                for (size_t number = 0; number < width; number++)                                                      \
+                    sum[number] += row[number];                                                                        \
+            }                                                                                                          \
         }                                                                                                              \
         return 1;                                                                                                      \
     }
@@ -106,11 +113,11 @@ static int counted(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
-/* fetch(found, places, table, width, ids, strides, starts, sizes, batch): without strides, each column is contiguous. */
+/* fetch(found, places, table, width, ids, strides, starts, sizes, batch, across): without strides, each column is contiguous. */
 static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    if (!counted(given, 9))
+    if (!counted(given, 10))
         return NULL;
     Fetch it = {
         .found = PyLong_AsVoidPtr(arguments[0]),
@@ -119,6 +126,7 @@ static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t
         .starts = PyLong_AsVoidPtr(arguments[6]),
         .sizes = PyLong_AsVoidPtr(arguments[7]),
         .batch = PyLong_AsSsize_t(arguments[8]),
+        .across = PyLong_AsSsize_t(arguments[9]),
     };
     const size_t width = PyLong_AsSize_t(arguments[3]);
     it.count = PyErr_Occurred() ? -1 : PyList_Size(arguments[4]);
@@ -143,25 +151,29 @@ static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyErr_Occurred() ? NULL : PyBool_FromLong(inside);
 }
 
-/* add(sums, rows, width, added, places, count, doubles) */
+/* add(sums, rows, width, added, places, examples, columns, along, across, doubles) */
 static PyObject *add_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    if (!counted(given, 7))
+    if (!counted(given, 10))
         return NULL;
     void *sums = PyLong_AsVoidPtr(arguments[0]);
     const uint64_t rows = PyLong_AsUnsignedLongLong(arguments[1]);
     const size_t width = PyLong_AsSize_t(arguments[2]);
     const void *added = PyLong_AsVoidPtr(arguments[3]);
-    const uint64_t *places = PyLong_AsVoidPtr(arguments[4]);
-    const Py_ssize_t count = PyLong_AsSsize_t(arguments[5]);
-    const int doubles = PyObject_IsTrue(arguments[6]);
+    const Places places = {
+        .at = PyLong_AsVoidPtr(arguments[4]),
+        .examples = PyLong_AsSsize_t(arguments[5]),
+        .columns = PyLong_AsSsize_t(arguments[6]),
+        .along = PyLong_AsSsize_t(arguments[7]),
+        .across = PyLong_AsSsize_t(arguments[8]),
+    };
+    const int doubles = PyObject_IsTrue(arguments[9]);
     if (PyErr_Occurred())
         return NULL;
     int inside;
     Py_BEGIN_ALLOW_THREADS
-    inside = doubles ? add_doubles(sums, rows, places, count, added, width)
-                     : add_floats(sums, rows, places, count, added, width);
+    inside = doubles ? add_doubles(sums, rows, width, added, places) : add_floats(sums, rows, width, added, places);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(inside);
 }

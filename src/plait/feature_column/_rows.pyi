@@ -8,5 +8,17 @@ def fetch(
     starts: int,
     sizes: int,
     batch: int,
+    across: int,
 ) -> bool: ...
-def add(sums: int, rows: int, width: int, added: int, places: int, count: int, doubles: bool) -> bool: ...
+def add(
+    sums: int,
+    rows: int,
+    width: int,
+    added: int,
+    places: int,
+    examples: int,
+    columns: int,
+    along: int,
+    across: int,
+    doubles: bool,
+) -> bool: ...

@@ -24,6 +24,8 @@ __all__ = ["added", "alike", "fetched", "followed", "joined"]
 
 _MANY = 1 << 16
 """To fetch more rows than that, torch's threads are quicker than a loop."""
+_APART = 8
+"""Between the places of two columns: where the batch is a power of two, they would share a line of the cache."""
 _on_cpu = operator.attrgetter("is_cpu")
 
 
@@ -74,11 +76,13 @@ def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor)
     few = batch * columns <= _MANY or torch.get_num_threads() == 1
     where, there = [*map(Tensor.data_ptr, ids)], table.data_ptr()
     if few and loops is not None and all(map(_on_cpu, ids)) and all(where) and there:  # 0: it has no memory
-        found, places = table.new_empty((batch, columns * width)), starts.new_empty((batch, columns))
+        across = batch + _APART
+        found = table.new_empty((batch, columns * width))
+        places = starts.new_empty_strided((batch, columns), (1, across))
         rows = found.data_ptr(), places.data_ptr(), there, width * table.itemsize
         strides = None if all(map(Tensor.is_contiguous, ids)) else [one.stride(0) for one in ids]
         given = where, strides, starts.data_ptr(), sizes.data_ptr()
-        return (found, places) if loops.fetch(*rows, *given, batch) else None
+        return (found, places) if loops.fetch(*rows, *given, batch, across) else None
     joint = joined(ids, starts, sizes)
     if joint is None:
         return None
@@ -87,15 +91,16 @@ def fetched(table: Tensor, ids: Sequence[Tensor], starts: Tensor, sizes: Tensor)
 
 
 def added(shape: Sequence[int], places: Tensor, rows: Tensor, memory: Recycled) -> Tensor:
-    """Zeros, and each row added at its place, in this order."""
+    """Zeros, and each row ([n * k, width]) added at its place ([n, k]), in this order."""
     lines = rows.contiguous()
-    where = _where(lines, places) if lines.shape == (len(places), shape[1]) else None
+    where = _where(lines, places) if lines.shape == (places.numel(), shape[1]) else None
     if where is None:
-        return rows.new_zeros(shape).index_add_(0, places, rows)
+        return rows.new_zeros(shape).index_add_(0, places.reshape(-1), rows)
     sums, doubles = memory.empty(shape, rows.dtype), rows.dtype is torch.float64
-    if loops is not None and loops.add(sums.data_ptr(), shape[0], shape[1], *where, len(places), doubles):
+    given = *where, *places.shape, *places.stride(), doubles
+    if loops is not None and loops.add(sums.data_ptr(), shape[0], shape[1], *given):
         return sums
-    return sums.zero_().index_add_(0, places, rows)  # which says what is outside
+    return sums.zero_().index_add_(0, places.reshape(-1), rows)  # which says what is outside
 
 
 def _where(rows: Tensor, places: Tensor) -> tuple[int, int] | None:
@@ -103,8 +108,7 @@ def _where(rows: Tensor, places: Tensor) -> tuple[int, int] | None:
     plain = type(rows) is type(places) is Tensor
     if not plain or rows.dtype not in (torch.float32, torch.float64) or places.dtype is not torch.int64:
         return None
-    near = rows.is_cpu and places.is_cpu and places.is_contiguous() and not rows.is_neg()
-    if not near or torch.is_grad_enabled() or followed():
+    if not (rows.is_cpu and places.is_cpu) or rows.is_neg() or torch.is_grad_enabled() or followed():
         return None
     try:
         found = rows.data_ptr(), places.data_ptr()

@@ -187,7 +187,7 @@ class _SideBySide(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (places,) = ctx.saved_tensors
         rows = gradient.reshape(-1, ctx.shape[1])
-        return added(ctx.shape, places.view(-1), rows, ctx.memory), None, None, None, None, None
+        return added(ctx.shape, places, rows, ctx.memory), None, None, None, None, None
 
 
 class _Sums(torch.autograd.Function):
@@ -211,4 +211,4 @@ class _Sums(torch.autograd.Function):
             bags = torch.arange(len(offsets) - 1, device=ids.device)
             rows = gradient.index_select(0, torch.repeat_interleave(bags, offsets.diff()))
             rows = rows if scale is None else rows * scale[:, None]
-        return added(ctx.shape, ids.view(-1), rows, ctx.memory), None, None, None, None
+        return added(ctx.shape, ids.view(-1, 1), rows, ctx.memory), None, None, None, None
