@@ -33,8 +33,8 @@ typedef struct {
     Py_ssize_t batch, count, across; /* from a column's places to the next one's */
 } Fetch;
 
-/* Column by column: what is read lies close together, and so do the places. `width` is a constant where this is called with one, and then a
- * copy of so many bytes is a few instructions. */
+/* Column by column: what is read lies close together, and so do the places. `width` is a constant where this is called
+ * with one, and then a copy of so many bytes is a few instructions. */
 static inline int fetch_rows(const Fetch *it, size_t width)
 {
     const Py_ssize_t batch = it->batch;
@@ -113,7 +113,8 @@ static int counted(Py_ssize_t given, Py_ssize_t wanted)
     return 0;
 }
 
-/* fetch(found, places, table, width, ids, strides, starts, sizes, batch, across): without strides, each column is contiguous. */
+/* fetch(found, places, table, width, ids, strides, starts, sizes, batch, across)
+ * Without strides, the ids of each column are contiguous. */
 static PyObject *fetch_(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
